@@ -1,0 +1,35 @@
+"""What both programs of Usher share: names, keys, reply shapes, atomic steps.
+
+``common`` is imported by the master and by the consumer and imports neither.
+
+Glossary - the only words for these things in names, logs, keys and pages
+------------------------------------------------------------------------
+message       what a producer sent: uid, ticket_id and fields
+entry         a message in a stream, with its stream id
+ticket        all messages with one ticket_id; the unit of order and of recovery
+ticket stream the Redis stream that producers add messages to
+group         the consumer group of a ticket stream
+pending list  (PEL) Redis' list of entries that were read and not acknowledged
+master        the program that delegates; the *leader* is the master that holds the lease, the others are standbys
+consumer      the program that runs handlers
+incarnation   one start of a consumer; ``name:generation`` is its name in the group
+lease         a key with a time to live: who holds it, lives
+hand over     master -> consumer: the entries change owner in the pending list
+owner         the incarnation that may run a ticket now
+fence         a number per hand-over of a ticket that only grows; a sink refuses a lower one
+inbox         the log of hand-overs to one incarnation; also what wakes it
+lane          a consumer's queue for one ticket
+tail          a ticket's unfinished entries, oldest first
+parked        pending under ``master``, not to be handed over yet
+take back     dead incarnation -> ``master``
+give back     living incarnation -> ``master``, at a drain
+attempt       one *start* of a handler
+dead letter   an entry given up, kept with its reason
+redrive       put a dead letter back
+drain         stop taking work, finish what runs, give back the rest
+roster        the consumers that are registered, and whether they live
+run log       start and end of every execution
+audit         the job that proves from pending lists and run log that the promise held
+outbox, streamer, checkpoint, reconciler    see ``common.outbox``
+stream router, subscription                 see ``common.stream_router``
+"""

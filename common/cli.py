@@ -1,0 +1,148 @@
+"""The ``usher`` command: a group that imports a command's module only when that command is called.
+
+So ``usher send`` never imports the master, and ``usher --help`` imports nothing at all. Exit codes of every command: 0 fine, 1 it ran
+and found something wrong, 2 it could not start or was called wrongly, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from common.errors import StartRefused, UsherError
+
+_DISTRIBUTION = "usher-streams"
+_ROOT = Path(__file__).resolve().parent.parent
+_INTERRUPTED = 130
+
+
+class Listed(NamedTuple):
+    """A command: where it is, and its line in ``usher --help``."""
+
+    target: str
+    summary: str
+
+
+COMMANDS: dict[str, Listed] = {
+    "up": Listed("common.commands.up:up", "Run everything on this machine: Redis, two masters, consumers."),
+    "demo": Listed("common.commands.demo:demo", "Start everything, send messages, check every single one."),
+    "send": Listed("common.commands.send:send", "Send messages: from a CSV file, made up, or one."),
+    "status": Listed("master.commands.status:status", "Show consumers, tickets in processing, lag and rates."),
+    "tickets": Listed("master.commands.tickets:tickets", "Look at tickets in processing."),
+    "consumers": Listed("master.commands.consumers:consumers", "Look at the registered consumers."),
+    "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
+    "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),
+    "bench": Listed("common.commands.bench:bench", "Measure throughput and latency on this machine."),
+}
+#: What `usher up` and supervisord call; not listed in --help.
+HIDDEN: dict[str, Listed] = {
+    "embedded-redis": Listed("common.embedded:main", "Become the embedded redis-server."),
+    "preflight": Listed("common.commands.preflight:preflight", "Check settings and handler of the programs."),
+}
+
+
+class LazyGroup(click.Group):
+    """Commands by name from ``COMMANDS``, imported at the first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        listed = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
+        return load_command(listed.target) if listed else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, listed.summary) for name, listed in COMMANDS.items()])
+
+
+def load_command(target: str) -> click.Command:
+    """The click command at ``module:attribute``. Raises StartRefused when another project's package of that name was found instead."""
+    module_name, _, attribute = target.partition(":")
+    package = module_name.partition(".")[0]
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError:
+        refuse_foreign(package)
+        raise
+    refuse_foreign(package)
+    command = getattr(module, attribute)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{target} is not a click command")
+    return command
+
+
+def refuse_foreign(package: str, root: Path = _ROOT) -> None:
+    """Raise StartRefused when ``package`` (common, master or consumer) was imported from anywhere but Usher's own folder.
+
+    The three names are plain ones; a handler's project may have them too, and whichever comes first on ``sys.path`` wins.
+    """
+    module = sys.modules.get(package)
+    if module is None:
+        return
+    homes = [Path(folder).resolve() for folder in getattr(module, "__path__", ())]
+    if homes and homes[0] == root / package:
+        return
+    found = homes[0] if homes else Path(getattr(module, "__file__", None) or "?")
+    raise StartRefused(
+        f"`{package}` was imported from {found}, which hides Usher's own {root / package}: a package of your project (in the current folder, "
+        f"on PYTHONPATH or installed) has the same name. Rename it, or take its folder off the path."
+    )
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"usher {_version()} ({_ROOT})")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
+def usher() -> None:
+    """Per-ticket ordered, concurrent work on Redis Streams.
+
+    Settings come from the environment (USHER_*) or from the flags of each command. Try `usher demo` first.
+    """
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors of Usher become one clear message on stderr."""
+    try:
+        outcome = usher.main(args=None if argv is None else list(argv), prog_name="usher", standalone_mode=False)
+    except UsherError as refused:
+        click.echo(f"usher: {refused}", err=True)
+        return 2
+    except click.ClickException as wrong:
+        wrong.show()
+        return wrong.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("usher: interrupted", err=True)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (`usher tickets | head`); the interpreter must not try to flush to it at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return outcome if isinstance(outcome, int) else 0
+
+
+def main() -> None:
+    """Entry point of the ``usher`` script."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The check of settings and handler before anything starts, made in a process of its own.
+
+A handler's module may do anything at its import, so `usher up` does not import it. It runs ``usher preflight`` in the very environment
+that the programs will get: what is found there is what they would find.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+from collections.abc import Mapping
+
+import click
+
+from common.commands.supervision import command_line
+from common.errors import HandlerUnusable, SettingsError, StartRefused
+from common.settings import load
+
+_SETTINGS = ("master.settings:MasterSettings", "consumer.settings:ConsumerSettings")
+#: In programs that come later in the start than this check; any name does.
+_ANY_NAME = {"consumer_name": "preflight"}
+
+
+def check_programs(environ: Mapping[str, str]) -> None:
+    """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this environment."""
+    done = subprocess.run([*command_line(), "preflight"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).removeprefix("usher: ")
+        raise StartRefused(said or f"the check of settings and handler ended with exit code {done.returncode}")
+
+
+@click.command()
+def preflight() -> None:
+    """Load the settings of all programs, and the handler."""
+    problems: list[str] = []
+    for target in _SETTINGS:
+        module, _, name = target.partition(":")
+        cls = getattr(importlib.import_module(module), name)
+        try:
+            load(cls, os.environ, _ANY_NAME if "consumer_name" in cls.model_fields else None)
+        except SettingsError as wrong:
+            problems += [problem for problem in wrong.problems if problem not in problems]
+    if problems:
+        raise SettingsError(problems)
+    handler = os.environ["USHER_HANDLER"]
+    try:
+        importlib.import_module("consumer.handlers").load_handler(handler)
+    except SystemExit as ended:
+        raise HandlerUnusable(f"USHER_HANDLER={handler}: its module ends the program (exit code {ended.code}) when it is imported") from ended

@@ -1,0 +1,136 @@
+"""``usher send``: put messages into the ticket stream, from a CSV file, made up, or one from the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from common.commands.sender import Sender, SendingStopped, batches, paced
+from common.embedded import resolve_redis_url
+from common.errors import NotNow
+from common.redis_client import Link, check_reachable
+from common.settings import CommonSettings, load, options
+from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents
+
+
+@click.command(help="Send messages: the rows of a CSV file, a made-up incident workload, or one message (FIELD=VALUE ...).")
+@click.option("--csv", "csv_path", metavar="FILE", help="CSV file with a header line; .gz too, - for standard input.")
+@click.option("--key", metavar="COLUMN", help="Column of the CSV that names the ticket.")
+@click.option("--simulate", type=click.IntRange(min=1), metavar="N", help="Send N made-up incident updates.")
+@click.option("--tickets", type=click.IntRange(min=1), default=2000, show_default=True, help="Different tickets of --simulate; some are hot (Zipf).")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same messages.")
+@click.option("--ticket", metavar="ID", help="Send one message of this ticket, with the fields given as FIELD=VALUE.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Messages per second. Default: as fast as Redis takes them.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+@click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
+@options(CommonSettings)
+def send(flags: dict[str, Any], **given: Any) -> None:
+    settings = load(CommonSettings, os.environ, flags)
+    _check_usage(given)
+    url = resolve_redis_url(settings)
+    with contextlib.ExitStack() as stack:
+        source = _source(stack, settings, given)
+        check_reachable(url)
+        link = Link(url, "usher:send")
+        stack.callback(link.close)
+        sender = Sender(link, settings.ticket_stream, settings.ticket_field)
+        sys.exit(_sent(sender, source, given["rate"], given["as_json"]))
+
+
+def _check_usage(given: dict[str, Any]) -> None:
+    known = {"--csv": given["csv_path"], "--simulate": given["simulate"], "--ticket": given["ticket"]}
+    ways = [flag for flag, value in known.items() if value is not None]
+    if len(ways) != 1:
+        raise click.UsageError(f"give one of --csv, --simulate and --ticket ({'none' if not ways else ' and '.join(ways)} given)")
+    if (given["csv_path"] is None) != (given["key"] is None):
+        raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
+    if given["fields"] and given["ticket"] is None:
+        raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
+
+
+def _source(stack: contextlib.ExitStack, settings: CommonSettings, given: dict[str, Any]) -> CsvSource | list[NewMessage] | Iterator[NewMessage]:
+    if given["csv_path"] is not None:
+        return stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
+    if given["simulate"] is not None:
+        return incidents(given["simulate"], given["tickets"], given["seed"])
+    return [_one_message(given["ticket"], given["fields"], settings.ticket_field)]
+
+
+def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewMessage:
+    fields = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{pair!r} is not FIELD=VALUE")
+        if name == ticket_field:
+            raise click.UsageError(f"{pair!r}: the ticket is given with --ticket")
+        fields[name] = value
+    return NewMessage(ticket, fields)
+
+
+def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool) -> int:
+    """Send everything; returns the exit code: 0 all accepted, 1 not all, 130 stopped by Ctrl-C."""
+    started = time.monotonic()
+    last_id = b""
+    trouble, code = "", 0
+    try:
+        with _progress(source) as advance:
+            for batch in paced(source, rate) if rate else batches(source):
+                last_id = sender.send(batch)[-1]
+                advance(sender.accepted)
+    except (SendingStopped, NotNow, WorkloadUnusable) as problem:
+        trouble, code = str(problem), 1
+    except KeyboardInterrupt:
+        trouble, code = "stopped by Ctrl-C", 130
+    seconds = time.monotonic() - started
+    _tell(sender, seconds, last_id, trouble, as_json)
+    return code
+
+
+def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json: bool) -> None:
+    speed = round(sender.accepted / seconds, 1) if seconds > 0 else 0.0
+    if as_json:
+        document = {
+            "sent": sender.accepted,
+            "unknown": sender.unknown,
+            "stream": sender.stream,
+            "last_id": last_id.decode(),
+            "seconds": round(seconds, 3),
+            "messages_per_second": speed,
+            "error": trouble or None,
+        }
+        click.echo(orjson.dumps(document))
+    else:
+        single = f", id {last_id.decode()}" if sender.accepted == 1 and last_id else ""
+        click.echo(f"{sender.accepted:,} sent to {sender.stream} in {seconds:.1f} s ({speed:,.0f}/s){single}")
+    if trouble:
+        click.echo(f"usher: {trouble}", err=True)
+        unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""
+        click.echo(f"usher: {sender.accepted:,} messages were certainly accepted{unknown}", err=True)
+
+
+@contextlib.contextmanager
+def _progress(source: Any) -> Iterator[Any]:
+    """A function that is told how many were sent, and draws that on a terminal (nowhere else)."""
+    console = Console(stderr=True)
+    if not console.is_terminal or isinstance(source, list):
+        yield lambda accepted: None
+        return
+    size = source.size if isinstance(source, CsvSource) else None
+    columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), TextColumn("{task.fields[sent]:,} messages"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("sending", total=size, sent=0)
+
+        def advance(accepted: int) -> None:
+            bar.update(task, sent=accepted, completed=source.position if size else 0)
+
+        yield advance

@@ -1,0 +1,87 @@
+"""Adding messages to a ticket stream: pipelined, in order, and honest about what is not known.
+
+A batch is one round trip. An answer that got lost may have been a yes, so nothing is ever sent a second time here: the caller is told
+what was certainly accepted and what is unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from common.errors import ReplyUnknown, UsherError
+from common.redis_client import Link
+from common.workload import NewMessage
+
+#: Messages per round trip; more does not make it faster, and less would be lost from sight with the reply.
+BATCH = 500
+_LONGEST_NAP_S = 0.1
+_SHORTEST_NAP_S = 0.001
+
+
+class SendingStopped(UsherError):
+    """Redis did not take all messages. ``Sender.accepted`` and ``Sender.unknown`` say how far it got."""
+
+
+@dataclass
+class Sender:
+    """Adds messages to ``stream`` over one connection. ``accepted`` were certainly added, of ``unknown`` nobody knows."""
+
+    link: Link
+    stream: str
+    ticket_field: str
+    accepted: int = 0
+    unknown: int = 0
+
+    def send(self, batch: Sequence[NewMessage]) -> list[bytes]:
+        """Add the messages in order; returns their stream ids.
+
+        Raises SendingStopped when one was refused (later ones of the batch may have been added; they are counted), NotNow when
+        Redis could not be reached (none was added).
+        """
+        self.unknown = len(batch)
+        commands = [message.xadd(self.stream, self.ticket_field) for message in batch]
+        try:
+            replies = self.link.pipeline(commands)
+        except ReplyUnknown as lost:
+            raise SendingStopped(str(lost)) from lost
+        except UsherError:
+            self.unknown = 0
+            raise
+        self.unknown = 0
+        ids = [reply for reply in replies if isinstance(reply, bytes)]
+        self.accepted += len(ids)
+        if len(ids) < len(replies):
+            first = next(index for index, reply in enumerate(replies) if not isinstance(reply, bytes))
+            raise SendingStopped(f"message {self.accepted - len(ids) + first + 1} was refused: {replies[first]}")
+        return ids
+
+
+def batches(messages: Iterable[NewMessage], size: int = BATCH) -> Iterator[list[NewMessage]]:
+    """The messages in lists of ``size``; the last one may be shorter."""
+    source = iter(messages)
+    while batch := list(itertools.islice(source, size)):
+        yield batch
+
+
+def paced(
+    messages: Iterable[NewMessage],
+    rate: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[list[NewMessage]]:
+    """The messages in batches on an open-loop schedule of ``rate`` per second: message i is due at i / rate, however slow Redis is.
+
+    A late sender catches up in full batches instead of stretching the schedule (which would hide the delay it is meant to cause).
+    """
+    source = iter(messages)
+    started, taken = clock(), 0
+    due = 1
+    while batch := list(itertools.islice(source, min(due, BATCH))):
+        taken += len(batch)
+        yield batch
+        while (due := int((clock() - started) * rate) + 1 - taken) < 1:
+            sleep(min(_LONGEST_NAP_S, max(_SHORTEST_NAP_S, started + taken / rate - clock())))

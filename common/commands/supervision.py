@@ -1,0 +1,266 @@
+"""supervisord as a child process: start it, start its programs in order, ask for their states, and leave nothing behind.
+
+supervisord gets a session of its own and its programs stay in that session, each in a process group of its own. So a Ctrl-C at the
+terminal reaches only us, and whatever happens to supervisord, "all processes of that session" is the exact list of what is left to end.
+On Linux the kernel tells supervisord to stop when we are killed outright.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xmlrpc.client
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from supervisor.xmlrpc import SupervisorTransport
+
+from common.errors import StartRefused, UsherError
+
+_ROOT = Path(__file__).resolve().parents[2]
+CONFIGURATION = _ROOT / "deploy" / "supervisord.conf"
+#: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" behind it first.
+_LONGEST_SOCKET = 96
+_POLL_S = 0.1
+_TERM_WAIT_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+class SupervisionLost(UsherError):
+    """supervisord is gone, or a program that nothing works without."""
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """A program as supervisord sees it. ``state`` is one of STOPPED STARTING RUNNING BACKOFF STOPPING EXITED FATAL UNKNOWN."""
+
+    name: str
+    group: str
+    state: str
+    pid: int
+
+    @property
+    def fell(self) -> bool:
+        """Whether it ended right after its start (and may be tried again), or was given up."""
+        return self.state in ("BACKOFF", "FATAL")
+
+
+def command_line() -> list[str]:
+    """How to call this very ``usher`` from another process, whatever is installed and whichever folder is current."""
+    return [sys.executable, str(_ROOT / "common" / "launch.py")]
+
+
+def environment(
+    base: Mapping[str, str], state_folder: Path, *, consumers: int, masters: int, port: int, redis_port: int | None, stop_seconds: int
+) -> dict[str, str]:
+    """What ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no embedded Redis."""
+    return {
+        **base,
+        "USHER_COMMAND": shlex.join(command_line()),
+        "USHER_STATE_DIR": str(state_folder),
+        "USHER_CONSUMERS": str(consumers),
+        "USHER_MASTERS": str(masters),
+        "USHER_PORT": str(port),
+        "USHER_MASTER_URLS": master_urls(port, masters),
+        "USHER_STOP_SECONDS": str(stop_seconds),
+        "USHER_CONTROL_SOCKET": str(_control_socket(state_folder)),
+        "USHER_AUTOSTART": "false",
+        "USHER_EMBEDDED_REDIS": "false",  # started by Supervision.start_group, so that it is first and alone
+        "USHER_REDIS_PORT": str(redis_port or 0),
+    }
+
+
+def master_urls(port: int, masters: int) -> str:
+    """URLs of the masters that run on ``port`` and the ports after it, comma separated."""
+    return ",".join(f"http://127.0.0.1:{port + index}" for index in range(masters))
+
+
+class Supervision:
+    """supervisord and its programs, between ``start`` and ``stop``; ``with`` calls both."""
+
+    def __init__(self, state_folder: Path, environ: Mapping[str, str], stop_seconds: float) -> None:
+        self._environ = dict(environ)
+        self._stop_seconds = stop_seconds
+        self._socket = Path(environ["USHER_CONTROL_SOCKET"])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._redis_pid = 0
+        self.logs = state_folder / "logs"
+
+    def start(self, ready_within_s: float = 20.0) -> None:
+        """Start supervisord and wait until it answers. Raises StartRefused."""
+        if not CONFIGURATION.is_file():
+            raise StartRefused(f"{CONFIGURATION} is missing; run Usher from its checkout (pip install -e .)")
+        self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._socket.parent.mkdir(mode=0o700, exist_ok=True)
+        with (self.logs / "supervisord.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "supervisor.supervisord", "--silent", "-c", str(CONFIGURATION)],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
+            )
+        deadline_s = time.monotonic() + ready_within_s
+        while self.states_or_none() is None:
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                said = (self.logs / "supervisord.out").read_text(errors="replace").strip()
+                raise StartRefused(f"supervisord did not start: {said or 'it said nothing'}")
+            time.sleep(_POLL_S / 2)
+
+    def start_group(self, group: str) -> None:
+        """Start the programs of a group (redis, master or consumer) without waiting for them."""
+        with self._rpc() as supervisor:
+            supervisor.startProcessGroup(group, False)
+
+    def states(self) -> list[ProgramState]:
+        """All programs. Raises SupervisionLost when supervisord is gone."""
+        states = self.states_or_none()
+        if states is None:
+            if self._process is None or self._process.poll() is not None:
+                raise SupervisionLost(f"supervisord has ended unexpectedly; its last words are in {self.logs}")
+            raise SupervisionLost("supervisord lives but does not answer")
+        return states
+
+    def states_or_none(self) -> list[ProgramState] | None:
+        """All programs, or None when supervisord does not answer."""
+        try:
+            with self._rpc() as supervisor:
+                told: Any = supervisor.getAllProcessInfo()
+        except (OSError, xmlrpc.client.Error):
+            return None
+        states = [ProgramState(one["name"], one["group"], one["statename"], one["pid"]) for one in told]
+        self._redis_pid = next((state.pid for state in states if state.group == "redis"), self._redis_pid)
+        return states
+
+    def last_words(self, name: str, lines: int = 5) -> str:
+        """The end of a program's log."""
+        try:
+            text = (self.logs / f"{name}.log").read_text(errors="replace")
+        except OSError:
+            return "it logged nothing"
+        return "\n".join(text.splitlines()[-lines:]) or "it logged nothing"
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Drain and end everything: consumers first, then masters, then Redis. Doing it twice is fine.
+
+        ``hurry`` is asked again and again; once it says yes, what is left is killed at once.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+        # Each of the three groups has its own time to stop; supervisord kills what does not keep to it.
+        deadline_s = time.monotonic() + self._stop_seconds + 2 * 20 + 5
+        while process.poll() is None and time.monotonic() < deadline_s and not hurry():
+            time.sleep(_POLL_S)
+        self._end_leftovers(process.pid, hurry)
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            self._socket.unlink()
+        (self.logs.parent / "supervisord.pid").unlink(missing_ok=True)
+
+    def __enter__(self) -> Supervision:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _rpc(self) -> _Rpc:
+        transport = SupervisorTransport(None, None, serverurl=f"unix://{self._socket}")
+        return _Rpc(xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport))
+
+    def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
+        """End what supervisord did not: Redis last, so that the others can still give back what they have."""
+        for keep, wait_s in ((self._redis_pid, self._stop_seconds), (0, _TERM_WAIT_S)):
+            for pid in _members(session):
+                if pid not in (keep, session):
+                    _signal(pid, signal.SIGTERM)
+            deadline_s = time.monotonic() + wait_s
+            while set(_members(session)) - {keep, session} and time.monotonic() < deadline_s and not hurry():
+                time.sleep(_POLL_S)
+        for pid in _members(session):
+            _signal(pid, signal.SIGKILL)
+
+
+class _Rpc:
+    """The supervisor namespace of one XML-RPC connection, closed at the end of a ``with``."""
+
+    def __init__(self, proxy: xmlrpc.client.ServerProxy) -> None:
+        self._proxy = proxy
+
+    def __enter__(self) -> Any:
+        return self._proxy.supervisor
+
+    def __exit__(self, *_: object) -> None:
+        self._proxy("close")()
+
+
+def _control_socket(state_folder: Path) -> Path:
+    """In the state folder if the path is short enough, else in a folder of the same user under the temporary folder."""
+    path = state_folder / "supervisor.sock"
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
+
+
+def _ending_with(parent: int) -> Callable[[], None]:
+    """Runs in the child between fork and exec: SIGTERM when the parent dies, however it dies."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded before the fork: after it only the call is safe
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _members(session: int) -> list[int]:
+    """Process ids of a session. Its leader's id is not used again while any member lives, so these are ours for certain."""
+    members = []
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == session and not _is_zombie(pid):
+                members.append(pid)
+    return members
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        told = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=False).stdout
+        return [int(word) for word in told.split()]
+
+
+def _is_zombie(pid: int) -> bool:
+    """A zombie has ended; only its parent has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return False
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

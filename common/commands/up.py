@@ -1,0 +1,114 @@
+"""``usher up``: Redis, masters and consumers on this machine under supervisord, in the foreground."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from typing import Any
+
+import click
+
+from common.commands.local import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, plan, start, watch
+from common.commands.relay import Relay
+from common.commands.signals import StopAsked, StopRequest
+from common.commands.supervision import Supervision, SupervisionLost
+from common.errors import StartRefused
+from common.log import redacted
+from common.settings import load, options
+
+_RELAY_EVERY_S = 0.2
+_WATCH_EVERY_S = 1.0
+
+
+@click.command(help="Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers.")
+@options(LocalSettings)
+def up(flags: dict[str, Any]) -> None:
+    settings = load(LocalSettings, os.environ, flags)
+    with StopRequest() as stop, claimed(settings.state_folder.absolute()):
+        click.echo("usher: checking settings, ports and handler", err=True)
+        try:
+            made = plan(settings, os.environ)
+        except StartRefused:
+            if stop.asked:  # the checks end early because of it
+                sys.exit(stop.exit_code)
+            raise
+        sys.exit(_run(made, stop))
+
+
+def _run(made: Plan, stop: StopRequest) -> int:
+    """Run everything until asked to stop (0) or until something is gone for good (1)."""
+    running = Supervision(made.state_folder, made.environ, made.stop_seconds)
+    running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    relay = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
+    code = 0
+    try:
+        stop.check()
+        running.start()
+        start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
+        _show(relay)
+        click.echo(_summary(made))
+        _watch_until_asked(made, running, relay, stop)
+    except StopAsked:
+        pass
+    except SupervisionLost as lost:
+        click.echo(f"usher: {lost}", err=True)
+        code = 1
+    finally:
+        _stop(running, relay, stop)
+        relay.close()
+    return code
+
+
+def _watch_until_asked(made: Plan, running: Supervision, relay: Relay, stop: StopRequest) -> None:
+    watched_s = time.monotonic()
+    while not stop.wait(_RELAY_EVERY_S):
+        _show(relay)
+        if time.monotonic() - watched_s >= _WATCH_EVERY_S:
+            watch(running, made.redis_port is not None)
+            watched_s = time.monotonic()
+
+
+def _stop(running: Supervision, relay: Relay, stop: StopRequest) -> None:
+    """Drain and end everything while the logs go on; asked once more, end it at once."""
+    click.echo("usher: stopping; running handlers may finish (Ctrl-C again to kill)", err=True)
+
+    def hurry() -> bool:
+        _show(relay)
+        return stop.insists
+
+    running.stop(hurry)
+    _show(relay)
+    click.echo("usher: everything has stopped", err=True)
+
+
+def _show(relay: Relay) -> None:
+    for line in relay.lines():
+        click.echo(line)
+
+
+def _summary(made: Plan) -> str:
+    settings = made.settings
+    rows = [
+        ("Redis", redacted(made.redis_url) + ("" if made.redis_port is None else f"  (embedded; data in {made.state_folder / 'redis'})")),
+        ("masters", "  ".join(settings.urls)),
+        ("consumers", " ".join(f"consumer-{index + 1}" for index in range(settings.consumers))),
+        (
+            "handler",
+            settings.handler + ("  (built in, logs each message; choose yours with --handler)" if settings.handler == EXAMPLE_HANDLER else ""),
+        ),
+        ("logs", str(made.state_folder / "logs")),
+        ("try", _example(made)),
+    ]
+    lines = [f"  {name:<10} {text}" for name, text in rows]
+    return "\n".join(["", "Usher is up.", *lines, "Ctrl-C drains and stops everything.", ""])
+
+
+def _example(made: Plan) -> str:
+    """A redis-cli line that sends a message. The password stays in its file, out of the process list and of the terminal."""
+    message = f"XADD {shlex.quote(made.settings.ticket_stream)} '*' {shlex.quote(made.settings.ticket_field)} 42 text hello"
+    if made.redis_port is None:
+        return f"redis-cli -u {redacted(made.redis_url)} {message}"
+    password = shlex.quote(str(made.state_folder / "redis" / "password"))
+    return f'REDISCLI_AUTH="$(cat {password})" redis-cli -p {made.redis_port} {message}'

@@ -1,0 +1,85 @@
+"""Every Redis key of Usher, in one place: name, type, lifetime, writer.
+
+All keys of one ticket stream share one hash tag, so that they lie in one cluster slot and a script may touch them together.
+``{S}:G:`` is the prefix, ``S`` the stream, ``G`` the group; a stream key with a tag of its own (``tenant{7}``) keeps that tag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Reserved consumer names of the group. No incarnation can have them: incarnations contain a colon.
+MASTER = b"master"
+HALTED = b"halted"
+
+
+def _tagged(stream: str) -> str:
+    """The stream's name with a hash tag: its own if it has a non-empty one, as Redis Cluster reads it, else the whole name."""
+    opened = stream.find("{")
+    if opened >= 0 and stream.find("}", opened + 1) > opened + 1:
+        return stream
+    return "{" + stream + "}"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one ticket stream under one group.
+
+    >>> Keys("ticket_stream", "g").tickets
+    '{ticket_stream}:g:tickets'
+    """
+
+    stream: str
+    group: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{_tagged(self.stream)}:{self.group}:"
+
+    @property
+    def tickets(self) -> str:
+        """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/record.lua). For ever; a field lives while in processing."""
+        return self.prefix + "tickets"
+
+    @property
+    def consumers(self) -> str:
+        """Hash: consumer name -> registration (see common/registration.py). Written by register, deregister and reap."""
+        return self.prefix + "consumers"
+
+    @property
+    def leader(self) -> str:
+        """String with PX: ``epoch url`` of the master that leads. Written by elect, extended by hold_lead."""
+        return self.prefix + "leader"
+
+    @property
+    def counters(self) -> str:
+        """Hash, never deleted: the last epoch, fence and generation. Written by elect, hand_over, next_generation."""
+        return self.prefix + "counters"
+
+    @property
+    def attempts(self) -> str:
+        """Hash: stream id -> attempts of a message that failed or ran in a crash. A field goes when its entry is done."""
+        return self.prefix + "attempts"
+
+    @property
+    def position(self) -> str:
+        """Hash: the group's saved position and the stream's incarnation, for group loss. Written by the leader."""
+        return self.prefix + "position"
+
+    @property
+    def dead(self) -> str:
+        """Stream: dead letters. Written by dead_letter (owner) and reject (leader)."""
+        return self.prefix + "dead"
+
+    @property
+    def runs(self) -> str:
+        """Stream, capped: the run log, one entry per acknowledged batch. Written by ack."""
+        return self.prefix + "runs"
+
+    def lease(self, incarnation: str) -> str:
+        """String with PX: ``live``, ``draining`` or ``revoked``. Written by register, extended by renew."""
+        return f"{self.prefix}lease:{incarnation}"
+
+    def inbox(self, incarnation: str) -> str:
+        """Stream: hand-overs to this incarnation, ticket -> ``fence id id ...``. Written by hand_over, trimmed by its reader."""
+        return f"{self.prefix}inbox:{incarnation}"

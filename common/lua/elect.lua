@@ -1,0 +1,17 @@
+-- elect: become the leader of a stream, or take a new epoch as its leader.
+-- KEYS: 1 leader, 2 counters
+-- ARGV: 1 url of this master, 2 lease in ms, 3 the epoch to succeed ("" = only if nobody leads)
+-- Returns: {"ELECTED", epoch} or {"HELD", "<epoch> <url>"}
+-- Why Lua: read, compare, number and write are one step; two masters, or one master's delayed call, must never both win.
+-- Memory: works when full (without a leader nothing is ever freed)
+--- @include leads
+--- @include next_number
+--- @include at_full_memory
+local held = redis.call('GET', KEYS[1])
+if held and not (ARGV[3] ~= '' and leads(KEYS[1], ARGV[3])) then
+  return {'HELD', held}
+end
+at_full_memory(KEYS[2])
+local epoch = next_number(KEYS[2], 'epoch')
+redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
+return {'ELECTED', epoch}

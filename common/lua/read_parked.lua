@@ -1,0 +1,27 @@
+-- read_parked: one page of what is pending under `master`, in id order; what a new epoch starts from.
+-- KEYS: 1 stream, 2 leader, 3 dead
+-- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes
+-- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket, ...}, {ids whose body was gone}}
+-- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the same step.
+-- Memory: works when full
+--- @include leads
+--- @include ticket_of
+--- @include bury
+if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
+local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], 'master')
+local field, longest, last = ARGV[5], tonumber(ARGV[6]), ''
+local entries, gone, n = {}, {}, 0
+for _, row in ipairs(rows) do
+  local id = row[1]
+  local fields = body_of(KEYS[1], id)
+  if fields then
+    entries[n + 1], entries[n + 2] = id, ticket_of(fields, field, longest)
+    n = n + 2
+  else
+    redis.call('XACK', KEYS[1], ARGV[1], id)
+    bury(KEYS[3], id, '', 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)
+    gone[#gone + 1] = id
+  end
+  last = id
+end
+return {'OK', last, entries, gone}

@@ -1,0 +1,20 @@
+-- reject: entries that can be handed to nobody become dead letters.
+-- KEYS: 1 stream, 2 leader, 3 dead
+-- ARGV: 1 group, 2 epoch, then for each entry: id, ticket (shown, may be ""), reason
+-- Returns: {"FENCED"} or {"OK", number of letters written}
+-- Why Lua: letter and XACK are one step, so that a message is neither lost nor there twice. Repeating the call writes nothing more.
+-- Memory: works when full
+--- @include leads
+--- @include bury
+if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
+local written, now = 0, now_ms()
+for at = 3, #ARGV, 3 do
+  local id = ARGV[at]
+  if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, 'master') == 1 then
+    local fields = body_of(KEYS[1], id)
+    redis.call('XACK', KEYS[1], ARGV[1], id)
+    bury(KEYS[3], id, ARGV[at + 1], fields and ARGV[at + 2] or 'body_gone', '', '0', 'master', now, now, fields)
+    written = written + 1
+  end
+end
+return {'OK', written}

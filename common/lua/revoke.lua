@@ -1,0 +1,11 @@
+-- revoke: a consumer that does not answer its health URL may not renew its lease any more; the lease then ends by itself.
+-- KEYS: 1 leader, 2 lease
+-- ARGV: 1 epoch
+-- Returns: "OK", "FENCED" or "LOST" (there is no lease)
+-- Why Lua: the value changes only while the lease lives and while we lead. Its time to live stays, so that nobody's memory has to wait.
+-- Memory: works when full
+--- @include leads
+if not leads(KEYS[1], ARGV[1]) then return 'FENCED' end
+if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
+redis.call('SET', KEYS[2], 'revoked', 'KEEPTTL')
+return 'OK'

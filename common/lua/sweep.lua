@@ -1,0 +1,45 @@
+-- sweep: find idle entries that nobody looks after, with XAUTOCLAIM, and bring them to `master`.
+-- KEYS: 1 stream, 2 leader, 3 dead, then the leases of the known incarnations
+-- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket in bytes,
+--       then the known incarnations, in the order of their leases
+-- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket, former owner, ...}, {ids whose body was gone}}
+-- Why Lua: XAUTOCLAIM asks nobody's leave. The owners are read before, and what a living lease or a reserved name (`halted`, `master`)
+--          owns goes back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call: without the cursor, whatever lies behind is never found.
+-- Memory: works when full
+--- @include leads
+--- @include ticket_of
+--- @include bury
+if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
+local stream, group = KEYS[1], ARGV[1]
+local count, field, longest = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local protected = {master = true, halted = true}
+for i = 8, #ARGV do
+  if redis.call('EXISTS', KEYS[i - 4]) == 1 then protected[ARGV[i]] = true end
+end
+local owners = {}
+for _, row in ipairs(redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count)) do owners[row[1]] = row[2] end
+local found = redis.call('XAUTOCLAIM', stream, group, 'master', ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
+local strays, gone = {}, {}
+local function body_is_gone(id)
+  if not protected[owners[id] or ''] then
+    redis.call('XACK', stream, group, id)
+    bury(KEYS[3], id, '', 'body_gone', '', '0', owners[id] or '', now_ms(), now_ms(), nil)
+    gone[#gone + 1] = id
+  end
+end
+for _, id in ipairs(found[2]) do
+  local owner = owners[id]
+  if protected[owner or ''] then
+    if owner ~= 'master' then redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') end
+  else
+    local fields = body_of(stream, id)
+    if fields then
+      local n = #strays
+      strays[n + 1], strays[n + 2], strays[n + 3] = id, ticket_of(fields, field, longest), owner or ''
+    else
+      body_is_gone(id) -- before 7.0 the entry stays in the pending list
+    end
+  end
+end
+for _, id in ipairs(found[3] or {}) do body_is_gone(id) end -- from 7.0 on Redis has dropped it
+return {'OK', found[1], strays, gone}

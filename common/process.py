@@ -1,0 +1,82 @@
+"""Proof that a process of this machine is dead: one lock file per consumer name.
+
+A consumer that starts again under its name would otherwise have to wait until the lease of its predecessor ends. The kernel frees a
+``flock`` when the last process that has the open file is gone, however it ended, so whoever *holds* the lock of a name knows that its
+former holder - and every child forked while it held it - runs no more. What remains to be shown to the master, far away, is that both
+spoke of the same lock: the evidence ``boot-id:device:inode`` stands in the registration, and a take-over at once needs equal evidence.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from common.errors import StartRefused
+from common.registration import NO_LOCK
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: flock on a file system that has none (some network and FUSE mounts).
+_NO_FLOCK = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+def boot_id() -> str | None:
+    """Names this kernel from its boot to its end; None where the system does not tell (it is Linux' own)."""
+    try:
+        return _BOOT_ID.read_text("ascii").strip() or None
+    except OSError:
+        return None
+
+
+class NameLock:
+    """The lock file ``<state_folder>/locks/<name>.lock``.
+
+    * Take it *after* the last fork of a server (in the gunicorn worker): a lock taken before would be shared with the arbiter and
+      outlive the worker, which is the process that has to be proved dead.
+    * It is close-on-exec: a program that a handler starts does not keep the name. A child *forked* by a handler does, because it may
+      still be doing that handler's work.
+    * The file is never unlinked. Were it, a starter that opened it just before would lock an inode without a name while the next one
+      locks a new file: two holders. And the inode number of the evidence would be free for another file. An inode that is open keeps
+      its number, so even if somebody else tidies the folder, equal evidence means the same lock; unequal evidence only means that the
+      successor has to wait for the lease.
+    """
+
+    def __init__(self, state_folder: Path, name: str) -> None:
+        self.path = state_folder / "locks" / f"{name}.lock"
+        self._descriptor: int | None = None
+        self._taken_by = 0
+
+    def acquire(self) -> str | None:
+        """Take the lock for the life of this process.
+
+        Returns the evidence ``boot-id:device:inode``, or ``NO_LOCK`` where the system cannot give any; None when another process that
+        lives holds the lock. Taking it again is fine. Raises StartRefused when the file cannot be made.
+        """
+        if self._descriptor is not None and self._taken_by == os.getpid():
+            return self._evidence(self._descriptor)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as problem:
+            raise StartRefused(f"USHER_STATE_DIR: the lock file {self.path} cannot be made: {problem}") from problem
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as problem:
+            os.close(descriptor)
+            if problem.errno in _NO_FLOCK:
+                return NO_LOCK
+            raise StartRefused(f"USHER_STATE_DIR: {self.path} cannot be locked: {problem}") from problem
+        self._descriptor, self._taken_by = descriptor, os.getpid()
+        return self._evidence(descriptor)
+
+    @staticmethod
+    def _evidence(descriptor: int) -> str:
+        boot = boot_id()
+        if boot is None:
+            return NO_LOCK
+        file = os.fstat(descriptor)
+        return f"{boot}:{file.st_dev}:{file.st_ino}"

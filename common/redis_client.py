@@ -1,0 +1,182 @@
+"""Connections to Redis: bytes in and out, no retries, and errors that say whether the command happened.
+
+A ``Link`` is one connection that one thread uses. redis-py's own client is not used on purpose: it repeats commands by default (one
+``xadd`` left two entries, a lost XREADGROUP reply skipped a message: REDIS-FACTS E31) and re-shapes replies; a Link does neither.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from common.errors import GroupMissing, NotNow, ReplyUnknown, SettingsError, StartRefused
+from common.log import redacted
+
+Arg = bytes | str | int | float
+
+#: Answers that mean "refused, nothing happened, try again". The first word of the error, as Redis sends it.
+_NOT_NOW = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "UNKILLABLE")
+_GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+
+
+class ScriptMissing(NotNow):
+    """Redis does not know the script (restart, failover, SCRIPT FLUSH); it is sent again in full."""
+
+
+class CommandRefused(Exception):
+    """Redis answered with an error that trying again will not mend. The command did not happen."""
+
+
+def _named(error: redis.ResponseError) -> Exception:
+    """Our error for an error answer of Redis. redis-py strips the first word of errors that it knows, so its classes count too."""
+    text = str(error)
+    kind = type(error).__name__
+    word = text.split(" ", 1)[0]
+    known = {
+        "NoScriptError": "NOSCRIPT",
+        "BusyLoadingError": "LOADING",
+        "ReadOnlyError": "READONLY",
+        "OutOfMemoryError": "OOM",
+        "MovedError": "MOVED",
+        "AskError": "ASK",
+        "TryAgainError": "TRYAGAIN",
+        "ClusterDownError": "CLUSTERDOWN",
+        "MasterDownError": "MASTERDOWN",
+    }
+    word = known.get(kind, word)
+    if word == "NOSCRIPT":
+        return ScriptMissing(word, text)
+    # Inside a script the first word is followed by Redis' own wrapping, before 7.0 even "ERR Error running script ... -OOM ...".
+    if word in _NOT_NOW:
+        return NotNow(word, f"Redis: {word} {text.removeprefix(word).strip()}")
+    if word in _GROUP_GONE or any(f"{gone} " in text for gone in _GROUP_GONE):
+        return GroupMissing(f"Redis: {text}")
+    if "Error running script" in text:
+        for hint in ("-OOM", "'maxmemory'", "-MISCONF", "-NOREPLICAS", "-READONLY"):
+            if hint in text:
+                return NotNow(hint.lstrip("-") if hint.startswith("-") else "OOM", f"Redis: {text}")
+    return CommandRefused(f"Redis: {text}")
+
+
+class Link:
+    """One connection, used by one thread. It connects by itself at the next call after a break.
+
+    ``timeout_s`` bounds every reply; a blocking command adds its own block time.
+    """
+
+    def __init__(self, url: str, name: str, timeout_s: float = 5.0) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+        pool = redis.ConnectionPool.from_url(
+            url,
+            client_name=name,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            socket_keepalive=True,
+            socket_read_size=262_144,
+            protocol=2,
+            decode_responses=False,
+        )
+        if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
+            pool.connection_kwargs.pop("socket_keepalive", None)
+        self._connection: Any = pool.make_connection()
+
+    def call(self, *command: Arg, block_s: float = 0.0) -> Any:
+        """Send one command and return its bare reply.
+
+        Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
+        """
+        connection = self._connection
+        self._send(connection.pack_command(*command))
+        return self._receive(block_s)
+
+    def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Send several commands at once; the reply list holds an exception where Redis answered with an error."""
+        if not commands:
+            return []
+        self._send(self._connection.pack_commands(commands))
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(self._receive(0.0))
+            except ReplyUnknown:
+                raise
+            except (NotNow, GroupMissing, CommandRefused) as refused:
+                replies.append(refused)
+        return replies
+
+    def interrupt(self) -> None:
+        """End a blocked call from another thread: its reader gets ReplyUnknown."""
+        sock = getattr(self._connection, "_sock", None)
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it was closed meanwhile, which is what we wanted
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    def _send(self, packed: Any) -> None:
+        connection = self._connection
+        try:
+            connection.connect()
+        except redis.AuthenticationError as refused:
+            raise NotNow("AUTH", f"Redis at {redacted(self.url)} refuses the password or user: {refused}") from refused
+        except redis.ResponseError as refused:
+            connection.disconnect()
+            trouble = _named(refused)
+            raise (trouble if isinstance(trouble, NotNow) else NotNow("CONNECT", str(trouble))) from refused
+        except (redis.RedisError, OSError) as failed:
+            connection.disconnect()
+            raise NotNow("CONNECT", f"Redis at {redacted(self.url)} cannot be reached: {failed}") from failed
+        try:
+            connection.send_packed_command(packed, check_health=False)
+        except (redis.RedisError, OSError) as failed:
+            connection.disconnect()
+            raise ReplyUnknown(f"the connection to Redis broke while sending: {failed}") from failed
+
+    def _receive(self, block_s: float) -> Any:
+        try:
+            if block_s:
+                return self._connection.read_response(timeout=self._timeout_s + block_s)
+            return self._connection.read_response()
+        except redis.ResponseError as refused:
+            raise _named(refused) from None
+        except (redis.RedisError, OSError) as failed:
+            self._connection.disconnect()
+            raise ReplyUnknown(f"the connection to Redis broke before the reply: {failed}") from failed
+
+
+def check_reachable(url: str) -> None:
+    """Raise StartRefused, naming the setting, unless Redis answers, accepts us, and is new enough."""
+    try:
+        link = Link(url, "usher:check", timeout_s=3.0)
+    except (ValueError, redis.RedisError) as wrong:
+        raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
+    try:
+        server = _info(link.call("INFO", "server"))
+    except NotNow as trouble:
+        if trouble.kind == "LOADING":
+            return  # it is there and will answer; the loops wait for it
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    except ReplyUnknown as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)} does not answer like a Redis server: {trouble}") from trouble
+    except CommandRefused as refused:
+        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}: {refused}") from refused
+    finally:
+        link.close()
+    version = server.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
+        raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")
+
+
+def _info(reply: bytes) -> dict[str, str]:
+    """The ``name:value`` lines of an INFO reply."""
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)

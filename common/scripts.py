@@ -1,0 +1,72 @@
+"""Loads the atomic steps of ``common/lua`` and runs them. One Lua file per step; the contract is its header.
+
+``--- @include name`` pulls in ``lua/includes/name.lua``. What a server can do is asked, not guessed from its version: the ``#!lua``
+line, by which a script says how it behaves when memory is full, is put in front only where the server reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from common.redis_client import Arg, CommandRefused, Link, ScriptMissing
+
+_INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
+_MEMORY = {"-- Memory: works when full": "#!lua flags=allow-oom\n", "-- Memory: refused when full": "#!lua\n"}
+
+
+@functools.cache
+def source(name: str) -> str:
+    """The text of step ``name`` with its includes."""
+    folder = resources.files("common") / "lua"
+    text = (folder / f"{name}.lua").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: (folder / "includes" / f"{found[1]}.lua").read_text(encoding="utf-8"), text)
+
+
+def with_memory_flag(text: str) -> str:
+    """The text with the ``#!lua`` line that its header asks for."""
+    for line, shebang in _MEMORY.items():
+        if line in text:
+            return shebang + text
+    return text
+
+
+class ScriptRunner:
+    """Runs steps over one Link; used by the thread that owns the link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._reads_flags: bool | None = None
+        self._prepared: dict[str, tuple[str, str]] = {}
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """Run step ``name`` once. Raises what Link.call raises.
+
+        Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
+        """
+        text, digest = self._prepare(name)
+        try:
+            return self._link.call("EVALSHA", digest, len(keys), *keys, *args)
+        except ScriptMissing:
+            return self._link.call("EVAL", text, len(keys), *keys, *args)
+
+    def _prepare(self, name: str) -> tuple[str, str]:
+        prepared = self._prepared.get(name)
+        if prepared is None:
+            text = with_memory_flag(source(name)) if self._server_reads_flags() else source(name)
+            prepared = self._prepared[name] = (text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        return prepared
+
+    def _server_reads_flags(self) -> bool:
+        """Whether ``#!lua`` is understood (Redis >= 7); 6.2 answers that it is not Lua."""
+        if self._reads_flags is None:
+            try:
+                self._link.call("EVAL", "#!lua flags=no-writes\nreturn 1", 0)
+                self._reads_flags = True
+            except CommandRefused:
+                self._reads_flags = False
+        return self._reads_flags

@@ -1,0 +1,274 @@
+"""The gunicorn worker of ``common.serving``: one process, one loop on its main thread, a few threads that answer HTTP.
+
+``common.serving`` says what it does and why; only it may import this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from concurrent import futures
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from gunicorn.http import errors as http_errors
+from gunicorn.workers.gthread import ThreadWorker
+
+from common.log import event
+from common.service import Ended, Service
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+log = logging.getLogger(__name__)
+
+#: Seconds a request may take to arrive: its head, then its body; and seconds one write may take.
+HEAD_S, BODY_S, WRITE_S = 5.0, 10.0, 10.0
+#: Bytes of all headers of a request together.
+HEAD_BYTES = 8190
+#: The signals that end a program, all in the same way.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+class _Drain(Service):
+    """Runs ``Served.stop`` once."""
+
+    name = "drain"
+
+    def __init__(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        super().__init__()
+        self._work: Callable[[], None] | None = work
+        self._then = then
+
+    def run_once(self) -> float:
+        work, self._work = self._work, None
+        if work is not None:
+            work()  # one try: a turn that fails is logged by the service, and the next one ends it
+        raise Ended
+
+    def on_end(self) -> None:
+        self._then()
+
+
+class _Late(http_errors.ParseException):
+    """The request did not arrive in time."""
+
+
+class _ClientSocket(socket.socket):
+    """A connection whose reads end at a deadline (``time.monotonic``), however slowly bytes trickle in."""
+
+    deadline_s: float | None = None
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        if self.deadline_s is None:
+            return super().recv(size, flags)
+        left = self.deadline_s - time.monotonic()
+        if left <= 0:
+            raise _Late
+        self.settimeout(left)
+        try:
+            return super().recv(size, flags)
+        except TimeoutError:
+            raise _Late from None
+        finally:
+            self.settimeout(WRITE_S)
+
+
+class Worker(ThreadWorker):
+    """What is without a lock here runs on the main thread, which is gunicorn's loop."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._asked = False
+        self._drain: _Drain | None = None
+        # Never closed: threads that answer late would wake the loop through numbers that belong to other files by then.
+        self.method_queue.close = lambda: None
+
+    def get_thread_pool(self) -> futures.ThreadPoolExecutor:
+        return futures.ThreadPoolExecutor(max_workers=self.cfg.threads, thread_name_prefix="http")
+
+    # -- the end of the process
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        signal.signal(signal.SIGHUP, self.handle_exit)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    def heed(self, signals: Any) -> None:
+        """Take up signals that came between the fork and ``init_signals``: the arbiter's handlers put them in our copy of its queue."""
+        while not signals.empty():
+            if signals.get_nowait() in ENDING:
+                self.handle_exit(0, None)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        # A signal handler takes no lock, so it starts no thread: the loop does.
+        if not self._asked:
+            self._asked = True
+            self.method_queue.defer(self._begin_drain)
+
+    handle_quit = handle_exit
+
+    def _begin_drain(self) -> _Drain:
+        if self._drain is None:
+            event(log, "draining", pid=os.getpid())
+            self.cfg.set("keepalive", 0)  # from now on an answer ends its connection
+            self._drain = _Drain(self.app.served.stop, self._end_http)
+            self._drain.start()
+        return self._drain
+
+    def drained(self, within_s: float) -> bool:
+        """Whether ``Served.stop`` has returned; it is begun now if it was not before."""
+        return self._begin_drain().join(within_s)
+
+    def _end_http(self) -> None:
+        self.alive = False
+        self.method_queue.defer(self._close_idle)
+
+    def _close_idle(self) -> None:
+        self.murder_keepalived(force=True)
+        for connection in self.pending_conns:
+            connection.timeout = 0.0
+        self.murder_pending()
+
+    def is_parent_alive(self) -> bool:
+        if super().is_parent_alive():
+            return True
+        event(log, "arbiter_gone", level=logging.WARNING, pid=os.getpid())
+        self._asked = True
+        self._begin_drain()
+        self.alive = False  # HTTP ends now: a successor needs the port
+        self._close_idle()
+        return False
+
+    # -- connections
+
+    def enqueue_req(self, conn: Any) -> None:
+        if conn.initialized or conn.data_ready:
+            super().enqueue_req(conn)
+            return
+        # A new connection waits in the poller for its first bytes. gunicorn lets a thread wait 5 s: eight silent ones stop the service.
+        plain = conn.sock
+        conn.sock = _ClientSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        conn.sock.setblocking(False)
+        conn.timeout = time.monotonic() + HEAD_S
+        self.pending_conns.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, functools.partial(self.on_pending_socket_readable, conn))
+
+    def handle(self, conn: Any) -> Any:
+        conn.sock.deadline_s = time.monotonic() + HEAD_S
+        try:
+            kept = super().handle(conn)
+        finally:
+            conn.sock.deadline_s = None
+        if kept is False:
+            _say_goodbye(conn.sock)
+        return kept
+
+    def handle_request(self, req: Any, conn: Any) -> Any:
+        conn.sock.deadline_s = time.monotonic() + BODY_S
+        try:
+            return super().handle_request(req, conn)
+        finally:
+            conn.sock.deadline_s = None
+
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
+        """Answer what never reached the program. Called in the ``except`` clause."""
+        status = _status_of(exc)
+        failed = status >= 500
+        facts = {"status": int(status), "problem": type(exc).__name__, "request_id": secrets.token_hex(8)}
+        event(log, "request_unreadable", level=logging.ERROR if failed else logging.DEBUG, exc_info=failed, **facts)
+        title = "uri_too_long" if status == HTTPStatus.REQUEST_URI_TOO_LONG else status.phrase.lower().replace(" ", "_")
+        body = orjson.dumps({"type": "about:blank", "title": title, "status": int(status), "request_id": facts["request_id"]})
+        head = (
+            f"HTTP/1.1 {int(status)} {status.phrase}\r\nConnection: close\r\nContent-Type: application/problem+json\r\n"
+            f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        try:
+            client.sendall(head.encode() + body)
+        except OSError:
+            pass  # nobody is there to read it
+
+
+def _status_of(exc: BaseException) -> HTTPStatus:
+    """The answer to a request that gunicorn's parser, or our clock, has refused."""
+    if isinstance(exc, _Late):
+        return HTTPStatus.REQUEST_TIMEOUT
+    if isinstance(exc, http_errors.LimitRequestLine):
+        return HTTPStatus.REQUEST_URI_TOO_LONG
+    if isinstance(exc, http_errors.LimitRequestHeaders):
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    if isinstance(exc, http_errors.ExpectationFailed):
+        return HTTPStatus.EXPECTATION_FAILED
+    ours = isinstance(exc, (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName))
+    return HTTPStatus.BAD_REQUEST if isinstance(exc, http_errors.ParseException) and not ours else HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _say_goodbye(connection: socket.socket) -> None:
+    """Let the client read our last answer: closing with unread input would reset it. gunicorn does that too, for 2 s and *on its loop*."""
+    ends_s = time.monotonic() + 1.0
+    try:
+        connection.shutdown(socket.SHUT_WR)
+        while (left := ends_s - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(65_536):
+                break
+    except OSError:
+        pass  # late, or gone
+    try:
+        connection.shutdown(socket.SHUT_RDWR)  # so that gunicorn finds nothing to wait for
+    except OSError:
+        pass  # gone
+
+
+def check_head(_worker: Any, request: Any) -> None:
+    """gunicorn's ``pre_request``: called with every request before the program sees it."""
+    if sum(len(name) + len(value) for name, value in request.headers) > HEAD_BYTES:
+        raise http_errors.LimitRequestHeaders("all headers together")
+    request._expected_100_continue = False  # said by _Input
+
+
+class _Input:
+    """``wsgi.input``: says 100 Continue when the program wants the body, and speaks in OSErrors (TimeoutError: it came too slowly)."""
+
+    def __init__(self, environ: WSGIEnvironment) -> None:
+        self._body = environ["wsgi.input"]
+        self._connection = environ["gunicorn.socket"]
+        self.awaited = environ.get("HTTP_EXPECT", "").lower() == "100-continue" and environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+
+    def read(self, size: int = -1) -> bytes:
+        if self.awaited:
+            self.awaited = False
+            self._connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            data: bytes = self._body.read(size)
+        except _Late as late:
+            raise TimeoutError("the body did not arrive in time") from late
+        except http_errors.ParseException as wrong:
+            raise OSError("the body is not framed as HTTP wants it") from wrong
+        return data
+
+
+def exchanges(app: WSGIApplication) -> WSGIApplication:
+    """``app`` with its ``wsgi.input`` checked, and able to end a connection with the header ``Connection: close``, which gunicorn drops."""
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        response = start_response.__self__  # type: ignore[attr-defined]
+        body = environ["wsgi.input"] = _Input(environ)
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Callable[[bytes], object]:
+            # A client whose body was never asked for may send it or not: nothing that follows on the connection can be trusted.
+            if body.awaited or ("Connection", "close") in headers:
+                response.force_close()
+            return start_response(status, headers, exc_info)
+
+        return app(environ, start)
+
+    return application

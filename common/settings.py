@@ -1,0 +1,151 @@
+"""Settings: environment ``USHER_*`` (or the flag of the same name) -> one frozen object, or one error that lists every bad value.
+
+``load(cls, environ, flags)`` is the only reader; nothing else looks at ``os.environ``. Each field's description is its documentation:
+``--help`` and ``deploy/env.example`` are made from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import click
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import SettingsError
+
+PREFIX = "USHER_"
+#: Names that belong to a command and not to a settings class, so that a look-alike check does not call them typing errors.
+COMMAND_NAMES = frozenset({"USHER_CONSUMERS", "USHER_MASTERS", "USHER_PORT"})
+
+T = TypeVar("T", bound="CommonSettings")
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("must look like 127.0.0.1:8700 (port 0 lets the system choose)")
+    return value
+
+
+def _urls(value: str) -> str:
+    for url in value.split(","):
+        if not url.strip().startswith(("http://", "https://")):
+            raise ValueError(f"{url.strip() or 'an empty part'!r} is not an http:// or https:// URL; separate several with commas")
+    return value
+
+
+def _redis_url(value: str) -> str:
+    if value and not value.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("must begin with redis://, rediss:// or unix://")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+HttpUrls = Annotated[str, AfterValidator(_urls)]
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+#: Also what the master accepts over HTTP (RELIABILITY 6.1).
+ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a ``host:port`` is reachable from this machine only."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class CommonSettings(BaseModel):
+    """What every program of Usher needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    redis_url: RedisUrl = Field("", description="Redis to use: redis://, rediss:// or unix://. Empty: the one that `usher up` runs on this machine.")
+    state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
+    ticket_stream: str = Field("ticket_stream", min_length=1, max_length=512, description="The stream that producers add messages to.")
+    group: str = Field("concurrency_stream_group", pattern=r"^[A-Za-z0-9._-]{1,128}$", description="Consumer group of the ticket stream.")
+    ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
+    lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
+    api_token: str = Field("", description="Bearer token that the HTTP APIs ask for. Empty: none is asked (allowed on loopback only).")
+    log_level: str = Field("info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error.")
+    log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
+
+    @property
+    def state_folder(self) -> Path:
+        return self.state_dir.expanduser()
+
+
+def name_of(field: str) -> str:
+    """The environment variable of a settings field."""
+    return PREFIX + field.upper()
+
+
+def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:
+    """Settings of class ``cls`` from the environment; a flag that was given wins.
+
+    Raises SettingsError naming *all* bad values, and every ``USHER_*`` name that looks like a mistyped one of ours.
+    """
+    values: dict[str, Any] = {}
+    problems = []
+    for name, value in environ.items():
+        if not name.startswith(PREFIX):
+            continue
+        field = name[len(PREFIX) :].lower()
+        if field in cls.model_fields:
+            values[field] = value
+        elif name not in COMMAND_NAMES:
+            close = difflib.get_close_matches(name, [name_of(known) for known in cls.model_fields], n=1, cutoff=0.88)
+            if close:
+                problems.append(f"{name} is not a setting; did you mean {close[0]}?")
+    values.update({field: value for field, value in (flags or {}).items() if value is not None})
+    try:
+        settings = cls.model_validate(values)
+    except ValidationError as wrong:
+        problems += [_told(error) for error in wrong.errors()]
+        raise SettingsError(problems) from None
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def _told(error: Any) -> str:
+    field = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"{name_of(field)} is not set (or give --{field.replace('_', '-')})"
+    shown = "" if "token" in field or "url" in field else f" (it is {error.get('input')!r})"
+    return f"{name_of(field)}: {error['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def environment(settings: CommonSettings) -> dict[str, str]:
+    """The settings that differ from their defaults, as environment of a child program."""
+    changed = settings.model_dump(exclude_defaults=True)
+    return {name_of(field): str(value) for field, value in changed.items()}
+
+
+def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: one ``--flag`` per field of ``cls``; the command gets them as one dict, ``flags``."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gather(**given: Any) -> Any:
+            flags = {field: given.pop(field) for field in cls.model_fields}
+            return command(flags=flags, **given)
+
+        decorated: Callable[..., Any] = gather
+        for field, option in reversed(list(_flags(cls))):
+            decorated = click.option(f"--{field.replace('_', '-')}", field, default=None, help=option)(decorated)
+        return decorated
+
+    return decorate
+
+
+def _flags(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
+    for field, info in cls.model_fields.items():
+        default = "" if info.is_required() or info.default == "" else f" [default: {info.default}]"
+        yield field, f"{info.description}{default} [{name_of(field)}]"

@@ -1,0 +1,36 @@
+"""Stream ids: ``b"<milliseconds>-<sequence>"`` as Redis sends them; compared as numbers, never as text."""
+
+from __future__ import annotations
+
+_SEQUENCE_BITS = 64
+ZERO = b"0-0"
+
+
+def rank(stream_id: bytes) -> int:
+    """The id as one integer that sorts as Redis sorts: milliseconds * 2**64 + sequence.
+
+    >>> rank(b"5-10") > rank(b"5-9")
+    True
+    """
+    milliseconds, _, sequence = stream_id.partition(b"-")
+    return (int(milliseconds) << _SEQUENCE_BITS) | int(sequence)
+
+
+def from_rank(value: int) -> bytes:
+    """The id of a rank.
+
+    >>> from_rank(rank(b"5-10"))
+    b'5-10'
+    """
+    return b"%d-%d" % (value >> _SEQUENCE_BITS, value & ((1 << _SEQUENCE_BITS) - 1))
+
+
+def before(stream_id: bytes) -> bytes:
+    """The id just below; ``0-0`` stays itself."""
+    value = rank(stream_id)
+    return from_rank(value - 1) if value else ZERO
+
+
+def after(stream_id: bytes) -> bytes:
+    """The id just above."""
+    return from_rank(rank(stream_id) + 1)

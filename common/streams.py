@@ -1,0 +1,142 @@
+"""Reply shapes of Redis Streams, in one place: bare replies in, named values out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from common.errors import GroupMissing
+from common.keys import Keys
+from common.redis_client import CommandRefused, Link
+from common.stream_id import ZERO
+
+
+class Entry(NamedTuple):
+    """An entry as Redis sends it: ``fields`` is the flat list of names and values, or None when the body is gone."""
+
+    id: bytes
+    fields: list[bytes] | None
+
+
+class HandOver(NamedTuple):
+    """One ticket's part of an inbox record."""
+
+    ticket: bytes
+    fence: int
+    ids: list[bytes]
+
+
+class Record(NamedTuple):
+    """A ticket's record in the index (lua/includes/record.lua)."""
+
+    owner: bytes
+    fence: int
+    ids: list[bytes]
+
+
+class GroupConsumer(NamedTuple):
+    """A name in the group, with the number of entries pending for it."""
+
+    name: bytes
+    pending: int
+
+
+def parse_record(value: bytes) -> Record:
+    """Raises ValueError when it is not one of ours."""
+    owner, fence, *ids = value.split(b" ")
+    return Record(owner, int(fence), ids)
+
+
+def parse_inbox(reply: Any) -> Iterator[tuple[bytes, list[HandOver]]]:
+    """(record id, hand-overs) of an XREAD reply on one inbox; an empty reply gives nothing."""
+    for record_id, fields in reply[0][1] if reply else ():
+        parts = []
+        for at in range(0, len(fields), 2):
+            fence, *ids = fields[at + 1].split(b" ")
+            parts.append(HandOver(fields[at], int(fence), ids))
+        yield record_id, parts
+
+
+def read_inbox_command(inbox: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:
+    """XREAD of an inbox above ``after``; ``block_ms`` None does not wait."""
+    block = () if block_ms is None else ("BLOCK", block_ms)
+    return ("XREAD", "COUNT", count, *block, "STREAMS", inbox, after)
+
+
+def read_own_command(keys: Keys, incarnation: str, after: bytes, count: int) -> tuple[Any, ...]:
+    """XREADGROUP of an incarnation's own pending list above ``after``. It never waits, and counts as a delivery: read what is needed only."""
+    return ("XREADGROUP", "GROUP", keys.group, incarnation, "COUNT", count, "STREAMS", keys.stream, after)
+
+
+def parse_own(reply: Any) -> list[Entry]:
+    """Entries of a read_own_command reply."""
+    return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
+
+
+def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
+    return ("XTRIM", inbox, "MINID", first_kept)
+
+
+class TicketStream:
+    """Plain reads of one ticket stream and its group, over a link of the caller's thread."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def ensure_group(self, start: bytes = ZERO) -> bool:
+        """Make the stream and its group at ``start`` if they are not there; True when it made them."""
+        try:
+            self._link.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
+        except CommandRefused as refused:
+            if "BUSYGROUP" in str(refused):
+                return False
+            raise
+        return True
+
+    def last_delivered(self) -> bytes:
+        """The highest id that the group was given. Raises GroupMissing."""
+        return bytes(self.group_facts()[b"last-delivered-id"])
+
+    def group_facts(self) -> dict[bytes, Any]:
+        """XINFO GROUPS of our group as a mapping. Raises GroupMissing."""
+        try:
+            groups = self._link.call("XINFO", "GROUPS", self._keys.stream)
+        except CommandRefused as refused:
+            raise GroupMissing(f"stream {self._keys.stream}: {refused}") from refused
+        for facts in map(pairs, groups):
+            if facts[b"name"] == self._keys.group.encode():
+                return facts
+        raise GroupMissing(f"stream {self._keys.stream} has no group {self._keys.group}")
+
+    def group_consumers(self) -> list[GroupConsumer]:
+        """All names in the group."""
+        rows = map(pairs, self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
+        return [GroupConsumer(row[b"name"], row[b"pending"]) for row in rows]
+
+    def wait_for_news(self, after: bytes, block_ms: int) -> bool:
+        """Doorbell: whether the stream has an entry above ``after``, waiting up to ``block_ms``. Consumes nothing."""
+        command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._keys.stream, after)
+        return self._link.call(*command, block_s=block_ms / 1000) is not None
+
+    def records(self, count: int = 1000) -> Iterator[tuple[bytes, Record]]:
+        """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state."""
+        cursor = b"0"
+        while True:
+            cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
+            for at in range(0, len(fields), 2):
+                yield fields[at], parse_record(fields[at + 1])
+            if cursor == b"0":
+                return
+
+    def records_of(self, tickets: Sequence[bytes]) -> list[Record | None]:
+        """The records of these tickets, in their order."""
+        if not tickets:
+            return []
+        values = self._link.call("HMGET", self._keys.tickets, *tickets)
+        return [None if value is None else parse_record(value) for value in values]
+
+
+def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
+    """A flat name, value, name, value list as a mapping."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

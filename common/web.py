@@ -1,0 +1,261 @@
+"""The rules of HTTP that both programs share (RELIABILITY 6.1): strict reading of JSON, problem documents, the token, health.
+
+What gunicorn's parser refuses (framing, sizes of headers, time) never comes here; see ``common.serving_worker``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import orjson
+from flask import Flask, Request, Response, current_app, request
+from pydantic import BaseModel, ValidationError
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter
+
+from common.errors import RedisTrouble, UsherError
+from common.health import Health
+from common.log import event
+
+log = logging.getLogger(__name__)
+
+#: Containers within containers that a document may have. Ours have 5.
+_DEEPEST = 16
+#: Wrong fields named in one answer.
+_MOST_NAMED = 20
+_HEALTH = ("/api/health", "/api/health/live", "/api/health/ready")
+_JSON = ("application/json", "application/problem+json")
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Problem(UsherError):
+    """An answer that says what is wrong, as a problem document (RFC 9457).
+
+    ``title`` is a word for programs, ``detail`` a sentence for people, ``facts`` are further members. Never put input into any of them.
+    ``close`` ends the connection: for requests whose body was not read to its end.
+    """
+
+    def __init__(
+        self, status: int, title: str = "", detail: str = "", *, headers: Mapping[str, str] | None = None, close: bool = False, **facts: Any
+    ) -> None:
+        self.status = HTTPStatus(status)
+        self.title = title or self.status.phrase.lower().replace(" ", "_").replace("-", "_")
+        self.detail = detail
+        self.headers = dict(headers or {})
+        if close:
+            self.headers["Connection"] = "close"
+        self.facts = facts
+        self.request_id = secrets.token_hex(8)
+        super().__init__(detail or self.title)
+
+
+def create_app(name: str, token: str, max_body: int, hosts: Collection[str] = ()) -> Flask:
+    """A Flask application that keeps the rules.
+
+    ``token``: asked for by everything but the health endpoints; empty: by nothing. ``max_body``: bytes of a request's body, where a view
+    does not say otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise); empty: any.
+    """
+    app = Flask(name, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = max_body
+    app.url_map.merge_slashes = False  # a ticket may be called "a//b"
+    app.url_map.converters["rest"] = _Rest
+    allowed = frozenset(host.lower() for host in hosts)
+
+    @app.before_request
+    def keep_rules() -> None:
+        _check_request(request, token, allowed)
+
+    @app.after_request
+    def harden(response: Response) -> Response:
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    app.register_error_handler(Problem, answer_problem)
+    app.register_error_handler(HTTPException, _answer_http)
+    app.register_error_handler(RedisTrouble, _answer_redis)
+    app.register_error_handler(Exception, _answer_bug)
+    return app
+
+
+def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Mapping[str, Any]]) -> None:
+    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when anybody answers)."""
+
+    def tell() -> Response:
+        found = health()
+        status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
+        return answer({**status, **facts()}, 200 if found.ok else 503)
+
+    app.add_url_rule("/api/health", "health", tell)
+    app.add_url_rule("/api/health/ready", "ready", tell)
+    app.add_url_rule("/api/health/live", "live", lambda: answer({"status": "alive"}))
+
+
+def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """``document`` as JSON."""
+    try:
+        body = orjson.dumps(document)
+    except TypeError:  # what orjson has no bytes for: text that was not UTF-8 in Redis, whole numbers above 64 bits
+        body = json.dumps(document, default=str).encode()
+    return Response(body, status, headers, content_type="application/json")
+
+
+def answer_problem(problem: Problem) -> Response:
+    """``problem`` as a problem document, and a line in the log with its request id."""
+    document: dict[str, Any] = {"type": "about:blank", "title": problem.title, "status": int(problem.status)}
+    if problem.detail:
+        document["detail"] = problem.detail
+    response = answer({**document, **problem.facts, "request_id": problem.request_id}, problem.status, problem.headers)
+    response.content_type = "application/problem+json"
+    level = logging.WARNING if problem.status >= 500 else logging.DEBUG
+    event(log, "request_refused", level=level, status=int(problem.status), title=problem.title, request_id=problem.request_id)
+    return response
+
+
+def read_json(asked: Request, limit: int | None = None) -> object:
+    """The JSON document in the body of a request; at most ``limit`` bytes, else the application's limit.
+
+    Raises Problem: 411 no length, 413 too long, 415 not JSON, 408 too slow, 400 not a document that everybody reads in the same way.
+    """
+    return parse_json(_body(asked, current_app.config["MAX_CONTENT_LENGTH"] if limit is None else limit))
+
+
+def _body(asked: Request, limit: int) -> bytes:
+    length = asked.environ.get("CONTENT_LENGTH") or None
+    if length is None and "HTTP_TRANSFER_ENCODING" not in asked.environ:
+        raise Problem(411, detail="send a Content-Length", close=True)
+    if length is not None and int(length) > limit:
+        raise Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
+    charset = asked.mimetype_params.get("charset", "utf-8").lower()
+    if asked.mimetype != "application/json" or charset != "utf-8" or "HTTP_CONTENT_ENCODING" in asked.environ:
+        raise Problem(415, detail="send application/json in UTF-8, not compressed", close=True)
+    try:
+        body: bytes = asked.environ["wsgi.input"].read(limit + 1)
+    except TimeoutError:
+        raise Problem(408, detail="the body did not arrive in time", close=True) from None
+    except OSError:
+        raise Problem(400, detail="the body could not be read", close=True) from None
+    if len(body) > limit:
+        raise Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
+    if length is not None and len(body) < int(length):
+        raise Problem(400, detail="the body is shorter than its Content-Length", close=True)
+    return body
+
+
+def parse_json(body: bytes) -> object:
+    """The document, read strictly: UTF-8, no lone surrogate, no NaN or Infinity, no key twice, at most 16 levels. Raises Problem 400."""
+    try:
+        document: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise Problem(400, "malformed_json", "the body is not JSON in UTF-8") from None
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _deeper(document, _DEEPEST):
+        raise Problem(400, "malformed_json", f"more than {_DEEPEST} levels")
+    # orjson keeps the last of equal keys in silence and makes floats of long whole numbers. A document that it writes as it was read has
+    # neither: that is what our own programs send. Others take the slow way, eight times the time.
+    if orjson.dumps(document) == body:
+        return document
+    try:
+        return json.loads(body, object_pairs_hook=_without_doubles)
+    except ValueError:
+        raise Problem(400, "malformed_json", "a key stands twice in one object, or a number is too long") from None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("a key stands twice")
+    return document
+
+
+def _deeper(document: object, levels: int) -> bool:
+    """Whether containers stand in containers more than ``levels`` deep. Level by level, so that depth costs no stack."""
+    level = [document]
+    for _ in range(levels):
+        level = [child for node in level for child in _children(node) if type(child) is dict or type(child) is list]
+        if not level:
+            return False
+    return True
+
+
+def _children(node: object) -> Iterable[object]:
+    return node.values() if type(node) is dict else node if type(node) is list else ()
+
+
+def read_model(model: type[M], document: object) -> M:
+    """``document`` as a model. Raises Problem 422 that names the wrong fields and never repeats a value."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as wrong:
+        raise unprocessable([_wrong_field(error, model) for error in wrong.errors(include_url=False)[:_MOST_NAMED]]) from None
+
+
+def unprocessable(errors: list[dict[str, str]]) -> Problem:
+    """Problem 422. ``errors``: ``{"field": path, "problem": sentence}`` each."""
+    return Problem(422, "invalid_fields", "some fields cannot be used", errors=errors)
+
+
+def _wrong_field(error: Any, model: type[BaseModel]) -> dict[str, str]:
+    if error["type"] == "extra_forbidden":  # its name is input
+        return {"field": "(unknown)", "problem": f"there is a field that is not known; known are {', '.join(model.model_fields)}"}
+    return {"field": ".".join(str(part) for part in error["loc"]), "problem": error["msg"].removeprefix("Value error, ")}
+
+
+class _Rest(BaseConverter):
+    """The rest of a path, whatever it is: it may begin with a slash or have two in a row."""
+
+    regex = ".+"
+    part_isolating = False
+
+
+def _check_request(asked: Request, token: str, hosts: frozenset[str]) -> None:
+    environ = asked.environ
+    if hosts and _host(environ.get("HTTP_HOST", "")) not in hosts:
+        raise Problem(421, detail="this service is not known under that host name")
+    if token and asked.path not in _HEALTH:
+        scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        # WSGI gives headers as latin-1 whatever they were.
+        same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), token.encode())
+        if not same or scheme.lower() != "bearer":
+            raise Problem(401, detail="send a valid bearer token", headers={"WWW-Authenticate": "Bearer"})
+    coding = environ.get("HTTP_TRANSFER_ENCODING")
+    if coding is not None and coding.strip().lower() != "chunked":
+        raise Problem(400, detail="the only transfer coding here is chunked", close=True)
+    accepted = environ.get("HTTP_ACCEPT", "*/*")
+    if accepted not in ("*/*", "application/json") and asked.path.startswith("/api/") and not asked.accept_mimetypes.best_match(_JSON):
+        raise Problem(406, detail="the answers here are application/json")
+
+
+def _host(header: str) -> str:
+    """The host of a Host header, without its port.
+
+    >>> _host("[::1]:8700"), _host("Localhost:8700"), _host("localhost")
+    ('::1', 'localhost', 'localhost')
+    """
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _answer_http(error: HTTPException) -> Response | HTTPException:
+    """werkzeug's own errors: 404, 405 and the like. Their texts are for people, and some repeat the input."""
+    if error.code is None or error.code < 400:
+        return error
+    kept = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After", "WWW-Authenticate")}
+    return answer_problem(Problem(error.code, headers=kept))
+
+
+def _answer_redis(_trouble: RedisTrouble) -> Response:
+    return answer_problem(Problem(503, "redis_unavailable", "Redis does not answer as it should; try again", headers={"Retry-After": "1"}))
+
+
+def _answer_bug(_bug: Exception) -> Response:
+    problem = Problem(500)
+    event(log, "request_failed", level=logging.ERROR, exc_info=True, request_id=problem.request_id, method=request.method, endpoint=request.endpoint)
+    return answer_problem(problem)

@@ -1,0 +1,34 @@
+"""The consumer: runs a handler on what is handed over to it, every ticket's messages in order, one at a time.
+
+Threads and what they own
+-------------------------
+::
+
+    register  registrar.py     takes the consumer's name at a master, over HTTP; ends when that is done
+    read      batch_reader.py  inbox -> bodies of exactly those ids -> lanes
+    work-N    worker_pool.py   runs lanes: short handlers one after another on one thread, others side by side
+    async     async_pool.py    the same for ``async def`` handlers, on one event loop
+    ack       acker.py         finished messages -> one ack script per batch; dead letters
+    report    reporter.py      tells the leader over HTTP what Redis has accepted
+    beat      heartbeat.py     renews the lease, in step with real progress
+    (web)     web.py           health endpoint, gunicorn's threads
+
+The lanes are shared (lane_keeper.py, one lock); everything else belongs to its thread. Every thread has a connection of its own.
+
+What an incarnation believes, and why it may
+--------------------------------------------
+The inbox is the authority on what to run, in which order, under which fence; the pending list is where the bodies are. A handler
+starts only while the lease cannot have ended anywhere: its local end is counted from *before* the renewal was sent, on a clock that
+counts suspend. A lease that was lost is never taken up again: the process leaves and its successor is a new incarnation.
+
+What goes wrong, and what then
+------------------------------
+==============================  ===================================================================================================
+Redis cannot be reached         running handlers finish, no new ones start when the lease may have ended; then the process leaves
+a reply to an ack is lost       the same batch goes again before any later one; it is answered OK or GONE
+a master cannot be reached      nothing but speed is lost: reports go to the next one
+the handler raises              it is tried again in place, with backoff; its ticket waits, its slot does not
+the body of a message is gone   dead letter ``body_gone``, in its place in the order
+SIGTERM                         drain: no new starts, running ones finish, acknowledgements are flushed, the rest is given back
+==============================  ===================================================================================================
+"""

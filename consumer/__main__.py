@@ -1,0 +1,67 @@
+"""``python -m consumer`` / ``usher consumer``: run one consumer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from common.embedded import resolve_redis_url
+from common.errors import HandlerUnusable, StartRefused, UsherError
+from common.log import configure
+from common.redis_client import check_reachable
+from common.serving import check_address, leave, serve
+from common.settings import is_loopback, load, options
+from consumer.handlers import load_handler
+from consumer.settings import ConsumerSettings
+from consumer.wiring import ConsumerProgram
+
+
+@click.command(help="Run a consumer: it registers at a master and runs HANDLER on the messages handed over to it.")
+@options(ConsumerSettings)
+def main(flags: dict[str, Any]) -> None:
+    try:
+        settings = load(ConsumerSettings, os.environ, flags)
+        configure(settings.consumer_name, settings.log_level, settings.log_format)
+        if not is_loopback(settings.bind) and not settings.health_url:
+            raise StartRefused("USHER_HEALTH_URL: say under which URL the masters reach this consumer, since USHER_BIND is not on loopback")
+        check_handler(settings.handler)
+        check_address(settings.bind, "USHER_BIND")
+        redis_url = resolve_redis_url(settings)
+        check_reachable(redis_url)
+        serve(lambda: ConsumerProgram(settings, redis_url, leave), settings.bind, settings.consumer_name, settings.drain_seconds + 5)
+    except UsherError as refused:
+        click.echo(f"usher consumer: {refused}", err=True)
+        sys.exit(2)
+
+
+def check_handler(spec: str) -> None:
+    """Import the handler once in a child process, so that what cannot be imported is said before anything starts.
+
+    A child, because importing may start threads or open connections, which must not be there before the worker is forked.
+    Raises HandlerUnusable.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = b""
+        try:
+            load_handler(spec)
+        except HandlerUnusable as unusable:
+            told = str(unusable).encode()
+        except BaseException as ended:
+            told = f"USHER_HANDLER={spec} ended the process while it was imported: {ended!r}".encode()
+        os.write(writer, told[:60_000])
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as told_by_child:
+        problem = told_by_child.read().decode(errors="replace")
+    os.waitpid(child, 0)
+    if problem:
+        raise HandlerUnusable(problem)
+
+
+if __name__ == "__main__":
+    main()

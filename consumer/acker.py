@@ -1,0 +1,175 @@
+"""Acker: finished messages become acknowledged, one script per batch; given-up messages become dead letters.
+
+One batch is under way at a time; one whose reply was lost goes again, unchanged, before anything later (the script answers OK or GONE).
+A dead letter is written after everything that finished before it, so that per ticket a prefix is acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from common.errors import OwnershipLost
+from common.log import event
+from common.redis_client import Link
+from common.run_log import encode
+from common.service import Service
+from consumer.context import Message
+from consumer.lane_keeper import LaneKeeper, MessageLane
+from consumer.owner_steps import Buried, Letter, OwnerSteps
+from consumer.policy.acks import AckBatch, AckLedger, Finished
+from consumer.policy.outcome import Bury
+from consumer.reporter import Reporter
+
+log = logging.getLogger(__name__)
+
+#: Most messages of one ack script; a full batch does not wait for the flush time.
+BATCH = 500
+
+
+class GivenUp(NamedTuple):
+    """A message on its way to the dead letters. ``lane`` is held until it is there."""
+
+    lane: MessageLane
+    message: Message
+    bury: Bury
+
+
+class Acker(Service):
+    """Writes what handlers did. ``finished`` and ``give_up`` may be called from any thread; the rest is this thread's."""
+
+    name = "ack"
+    _IDLE_S = 2.0
+
+    def __init__(
+        self,
+        link: Link,
+        steps: OwnerSteps,
+        keeper: LaneKeeper,
+        reporter: Reporter,
+        incarnation: str,
+        flush_s: float,
+        run_log_length: int,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._steps = steps
+        self._keeper = keeper
+        self._reporter = reporter
+        self._incarnation = incarnation
+        self._flush_s = flush_s
+        self._run_log_length = run_log_length
+        self._on_lost = on_lost
+        self._ledger = AckLedger(BATCH)
+        self._given_up: deque[GivenUp] = deque()
+        self._burying: deque[GivenUp] = deque()  # this thread's: given up, and what finished before is in the ledger
+        self._idle = True  # the thread waits to be woken
+        self._lingering = False
+        self._full = threading.Event()
+        self.acknowledged = 0
+        self.stale = 0
+        self.dead_letters = 0
+
+    # ---- any thread ----------------------------------------------------------------------------------------------------------
+
+    def finished(self, item: Finished) -> None:
+        """A handler returned."""
+        self._ledger.add(item)
+        if self._idle:
+            self._idle = False
+            self.wake()
+        elif self._lingering and len(self._ledger) >= BATCH:
+            self._full.set()
+
+    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
+        """A message is given up; its lane is held."""
+        self._given_up.append(GivenUp(lane, message, bury))
+        self._full.set()
+        self.wake()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Nothing waits to be written."""
+        return not len(self._ledger) and not self._given_up and not self._burying
+
+    # ---- this thread ---------------------------------------------------------------------------------------------------------
+
+    def run_once(self) -> float:
+        if self.is_flushed:
+            self._idle = True
+            if self.is_flushed:  # whoever finished before the line above woke nobody
+                return self._IDLE_S
+        self._idle = False
+        self._linger()
+        try:
+            self._flush()
+        except OwnershipLost as lost:
+            self._on_lost(str(lost))
+            return self._IDLE_S
+        return 0.0
+
+    def _linger(self) -> None:
+        """Wait a moment for more to finish, so that a batch is worth its call."""
+        self._full.clear()
+        self._lingering = True
+        if len(self._ledger) < BATCH and not self._given_up and not self.stopping:
+            self._full.wait(self._flush_s)
+        self._lingering = False
+
+    def _flush(self) -> None:
+        """Write all that is there now: first what finished, then the dead letters, which are behind it in their lanes."""
+        while self._given_up:
+            self._burying.append(self._given_up.popleft())
+        for _ in range(-(-len(self._ledger) // BATCH)):
+            batch = self._ledger.next_batch()
+            if batch is not None:
+                self._acknowledge(batch)
+        while self._burying:
+            self._bury(self._burying[0])
+            self._burying.popleft()
+
+    def _acknowledge(self, batch: AckBatch) -> None:
+        record = encode(self._incarnation, batch.finished) if self._run_log_length else b""
+        answer = self._steps.ack(batch.by_ticket, record, self._run_log_length)
+        self._ledger.settle()
+        done = [entry_id for ids in answer.done.values() for entry_id in ids]
+        self._keeper.done(done)
+        self.acknowledged += len(done)
+        if answer.stale:
+            self.stale += len(answer.stale)
+            event(log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0])
+            self._keeper.forget(answer.stale)
+        held = [item.lane for item in batch.finished if item.lane is not None]
+        if held:
+            self._keeper.let_go(held)
+        fences = {item.ticket: item.fence for item in batch.finished}
+        self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
+
+    def _bury(self, item: GivenUp) -> None:
+        message = item.message
+        letter = Letter(
+            message.ticket,
+            message.stream_id,
+            item.bury.reason,
+            item.bury.error,
+            message.attempt,
+            message.first_ms,
+            time.time_ns() // 1_000_000,
+        )
+        answer = self._steps.dead_letter(letter)
+        if answer is Buried.STALE:
+            self.stale += 1
+            self._keeper.forget([message.ticket])
+            return
+        self.dead_letters += answer is Buried.OK
+        self._keeper.done([message.stream_id])
+        self._keeper.let_go([item.lane])
+        self._reporter.add([(message.ticket, message.fence, [message.stream_id])])
+
+    def on_end(self) -> None:
+        self._link.close()

@@ -1,0 +1,90 @@
+"""Async pool: lanes of ``async def`` handlers on one event loop per process; as many messages at a time as there are slots."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from common.clock import now_s
+from common.service import Service
+from consumer.context import Message
+from consumer.executor import Executor
+from consumer.lane_keeper import MessageLane
+from consumer.policy.outcome import Bury
+
+_LONGEST_WAIT_S = 1.0
+
+
+class AsyncPool(Service):
+    """One thread with an event loop; every lane that runs is a task."""
+
+    name = "async"
+    stalls_after_s = math.inf  # one turn is the whole life of the loop
+
+    def __init__(self, executor: Executor, handle: Callable[[Message], Awaitable[Any]], slots: int) -> None:
+        super().__init__()
+        self._executor = executor
+        self._handle = handle
+        self._slots = slots
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Event | None = None
+        executor.keeper.on_ready = self._ring
+
+    def run_once(self) -> float:
+        asyncio.run(self._take_lanes())
+        return 0.0
+
+    def interrupt(self) -> None:
+        self._ring()
+
+    def _ring(self) -> None:
+        loop, news = self._event_loop, self._news
+        if loop is not None and news is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(news.set)
+
+    async def _take_lanes(self) -> None:
+        self._news = asyncio.Event()
+        self._event_loop = asyncio.get_running_loop()
+        keeper = self._executor.keeper
+        tasks: set[asyncio.Task[None]] = set()
+        while not self.stopping:
+            self._news.clear()
+            while len(tasks) < self._slots and (lane := keeper.take_now()) is not None:
+                task = asyncio.create_task(self._run(lane))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                task.add_done_callback(lambda _: self._ring())
+            due_s = keeper.next_due_s()
+            wait_s = _LONGEST_WAIT_S if due_s is None else min(_LONGEST_WAIT_S, max(0.0, due_s - now_s()))
+            try:
+                await asyncio.wait_for(self._news.wait(), wait_s)
+            except asyncio.TimeoutError:
+                continue
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+
+    async def _run(self, lane: MessageLane) -> None:
+        executor = self._executor
+        began_ns = time.monotonic_ns()
+        count = 0
+        while (message := executor.next_message(lane)) is not None:
+            if message.body_is_gone:
+                executor.bury(lane, message, Bury("body_gone", ""))
+                return
+            start_us = time.time_ns() // 1000
+            try:
+                await self._handle(message)
+            except Exception as problem:
+                executor.raised(lane, message, problem)
+                return
+            count += 1
+            if not executor.succeeded(lane, message, start_us, time.time_ns() // 1000):
+                return
+            if executor.keeper.paused:
+                break
+        if not executor.may_start():
+            await asyncio.sleep(0.02)  # the lease may have ended: do not spin
+        executor.keeper.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)

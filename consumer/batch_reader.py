@@ -1,0 +1,96 @@
+"""Batch reader: inbox -> bodies -> lanes, in batches.
+
+The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked again and no
+wake-up can be missed. The bodies come from the own pending list, exactly those that the records name.
+"""
+
+from __future__ import annotations
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.service import Service
+from common.stream_id import ZERO, after, rank
+from common.streams import HandOver, parse_inbox, parse_own, read_inbox_command, read_own_command, trim_inbox_command
+from consumer.context import Message, OwnLease
+from consumer.lane_keeper import LaneKeeper
+from consumer.policy.reads import plan_reads
+
+
+class BatchReader(Service):
+    """Fills the lanes."""
+
+    name = "read"
+    _BLOCK_MS = 2000
+
+    def __init__(self, link: Link, keys: Keys, incarnation: str, keeper: LaneKeeper, lease: OwnLease) -> None:
+        super().__init__()
+        self._link = link
+        self._keys = keys
+        self._incarnation = incarnation
+        self._inbox = keys.inbox(incarnation)
+        self._keeper = keeper
+        self._lease = lease
+        self._last_record = ZERO
+        self._highest = -1  # rank of the highest id ever read
+        self._untrimmed = False
+        self.messages = 0
+
+    def run_once(self) -> float:
+        self.read(self._BLOCK_MS)
+        return 0.0
+
+    def read(self, block_ms: int | None) -> int:
+        """Read what the inbox has above the last record seen; returns the number of messages that were new.
+
+        What fails is read again from the same record: ``_last_record`` moves only when the lanes are filled.
+        """
+        command = read_inbox_command(self._inbox, self._last_record, block_ms)
+        records = list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
+        if not records:
+            return 0
+        hand_overs = [part for _, parts in records for part in parts]
+        added = self._fill_lanes(hand_overs)
+        self._last_record = records[-1][0]
+        self._untrimmed = True
+        return added
+
+    def _fill_lanes(self, hand_overs: list[HandOver]) -> int:
+        wanted = self._keeper.unknown(entry_id for part in hand_overs for entry_id in part.ids)
+        if not wanted:
+            return 0
+        bodies = self._bodies(wanted)
+        fresh = set(wanted)
+        lease = self._lease
+        parts = []
+        for part in hand_overs:
+            messages = [
+                Message(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease) for entry_id in part.ids if entry_id in fresh
+            ]
+            if messages:
+                if len(part.ids) > 1:
+                    messages.sort(key=lambda message: rank(message.stream_id))
+                parts.append((part.ticket, messages))
+        self._keeper.add(parts)
+        self.messages += len(wanted)
+        return len(wanted)
+
+    def _bodies(self, wanted: list[bytes]) -> dict[bytes, list[bytes] | None]:
+        """Bodies by id; an id that is missing, or None, has lost its body."""
+        reads = plan_reads(wanted, self._keeper.held_ids, self._highest)
+        commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
+        if self._untrimmed:
+            commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
+        bodies: dict[bytes, list[bytes] | None] = {}
+        for reply in self._link.pipeline(commands)[: len(reads)]:
+            if isinstance(reply, Exception):
+                raise reply
+            bodies.update(parse_own(reply))
+        self._untrimmed = False
+        self._highest = max(self._highest, max(map(rank, wanted)))
+        return bodies
+
+    def interrupt(self) -> None:
+        self._link.interrupt()
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,104 @@
+"""What a handler gets: the message, and whether it may still act on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from common.clock import now_s
+from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value
+
+
+class OwnLease:
+    """This incarnation's lease, as far as it can be known here.
+
+    ``ends_s`` is counted from before the renewal was sent, so the lease cannot have ended anywhere earlier. Written by the heartbeat,
+    read by all: one float, so no lock.
+    """
+
+    #: Handlers start only in this part of the lease: the rest is for the clock's drift and for what lies between check and start.
+    _START_PART = 0.9
+
+    def __init__(self, lease_s: float, sent_s: float) -> None:
+        self.lease_s = lease_s
+        self.renewed(sent_s)
+
+    def renewed(self, sent_s: float) -> None:
+        """Redis extended the lease; the call was sent at ``sent_s``."""
+        self.ends_s = sent_s + self.lease_s
+        self.start_until_s = sent_s + self.lease_s * self._START_PART
+
+    def end(self) -> None:
+        """The lease is lost."""
+        self.ends_s = self.start_until_s = 0.0
+
+    def may_start(self) -> bool:
+        return now_s() < self.start_until_s
+
+    def holds(self) -> bool:
+        return now_s() < self.ends_s
+
+
+class Message:
+    """One message of a ticket, as a handler sees it.
+
+    ``fence`` only grows per ticket: hand it to whatever stores an effect, and let that refuse a lower one. ``attempt`` is 1 for the
+    first start. ``deadline`` is the time.monotonic() by which the handler should be done, or None.
+    """
+
+    __slots__ = ("_fields", "_flat", "_lease", "attempt", "deadline", "fence", "first_ms", "stream_id", "ticket")
+
+    def __init__(self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease) -> None:
+        self.ticket = ticket
+        self.stream_id = stream_id
+        self.fence = fence
+        self.attempt = 0
+        self.first_ms = 0
+        self.deadline: float | None = None
+        self._flat = flat
+        self._fields: dict[str, str] | None = None
+        self._lease = lease
+
+    @property
+    def body_is_gone(self) -> bool:
+        """The entry was deleted while it was pending; no handler sees such a message."""
+        return self._flat is None
+
+    @property
+    def ticket_id(self) -> str:
+        return self.ticket.decode()
+
+    @property
+    def id(self) -> str:
+        """The stream id, ``"<milliseconds>-<sequence>"``."""
+        return self.stream_id.decode()
+
+    @property
+    def uid(self) -> str:
+        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave none."""
+        given = first_value(self._flat or (), UID_FIELD)
+        return self.id if given is None else given.decode("utf-8", "surrogateescape")
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """All fields as text; bytes that are not UTF-8 survive as surrogates (``value.encode("utf-8", "surrogateescape")``)."""
+        if self._fields is None:
+            self._fields = as_mapping(self._flat or ())
+        return self._fields
+
+    @property
+    def body(self) -> bytes:
+        """The field ``body`` as it was sent; empty if there is none."""
+        return first_value(self._flat or (), BODY_FIELD) or b""
+
+    def json(self) -> Any:
+        """The field ``body`` read as JSON. Raises ValueError when it is not."""
+        return orjson.loads(self.body)
+
+    def still_mine(self) -> bool:
+        """Whether this process still owns the ticket. Ask before an effect that no fence guards; the answer can be old by the time you act."""
+        return self._lease.holds()
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of ticket {self.ticket_id!r}, fence {self.fence}, attempt {self.attempt}>"

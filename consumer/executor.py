@@ -1,0 +1,83 @@
+"""What every runner of lanes does around a handler call: may it start, what did it end in, what follows."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import Any, Protocol
+
+from common.clock import now_s
+from common.log import event
+from consumer.context import Message, OwnLease
+from consumer.lane_keeper import LaneKeeper, MessageLane
+from consumer.policy.acks import Finished
+from consumer.policy.outcome import Bury, RetryPolicy, decide
+
+log = logging.getLogger(__name__)
+
+
+class Accounts(Protocol):
+    """Where finished and given-up messages go (the acker)."""
+
+    def finished(self, item: Finished) -> None: ...
+
+    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None: ...
+
+
+class Executor:
+    """Steps around a handler call. Used by many threads; it keeps no state of its own but the random generator."""
+
+    def __init__(self, keeper: LaneKeeper, accounts: Accounts, lease: OwnLease, policy: RetryPolicy, strict: bool) -> None:
+        self.keeper = keeper
+        self._accounts = accounts
+        self._lease = lease
+        self._policy = policy
+        self._rng = random.Random()
+        self.strict = strict
+        self.handled = 0  # only roughly right: counted without a lock, for people
+        self.failed = 0
+
+    def may_start(self) -> bool:
+        """Whether handlers may start: the lease cannot have ended anywhere."""
+        return self._lease.may_start()
+
+    def next_message(self, lane: MessageLane) -> Message | None:
+        """The message to start now, with its attempt counted; None when the lane is empty or nothing may start."""
+        if lane.early:
+            self.keeper.merge_early(lane)
+        queue = lane.queue
+        if not queue or not self._lease.may_start():
+            return None
+        message = queue.popleft()
+        message.attempt += 1
+        if message.attempt == 1:
+            message.first_ms = time.time_ns() // 1_000_000
+        return message
+
+    def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int) -> bool:
+        """The handler returned. True when the lane may go on, False when it is held until Redis has the acknowledgement."""
+        self.handled += 1
+        held = lane if self.strict else None
+        if self.strict:
+            self.keeper.hold(lane)
+        self._accounts.finished(Finished(message.ticket, message.stream_id, message.fence, message.attempt, start_us, end_us, held))
+        return held is None
+
+    def raised(self, lane: MessageLane, message: Message, problem: BaseException) -> None:
+        """The handler raised: the message is tried again in its place, or given up. Either way the lane is not the runner's any more."""
+        self.failed += 1
+        decision = decide(problem, message.attempt, self._policy, self._rng)
+        facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt, "error": repr(problem)[:500]}
+        if isinstance(decision, Bury):
+            event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
+            self.bury(lane, message, decision)
+        else:
+            event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
+            lane.queue.appendleft(message)
+            self.keeper.hold_until(lane, now_s() + decision.wait_s)
+
+    def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
+        """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""
+        self.keeper.hold(lane)
+        self._accounts.give_up(lane, message, decision)

@@ -1,0 +1,85 @@
+"""Finds the handler named by USHER_HANDLER (``module:function``). Local configuration alone names a handler: never the network."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import common
+from common.errors import HandlerUnusable
+from consumer.context import Message
+
+Handle = Callable[[Message], Any]
+AsyncHandle = Callable[[Message], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A handler and how it is called: on a thread, or on the event loop when it is ``async def``."""
+
+    call: Callable[[Message], Any]
+    is_async: bool
+    spec: str
+
+
+def load_handler(spec: str) -> Handler:
+    """Import ``module:function``; the current folder counts as a place to look. Raises HandlerUnusable, which says what to mend."""
+    module_name, colon, attribute = spec.partition(":")
+    if not colon or not module_name or not attribute:
+        raise HandlerUnusable(f"USHER_HANDLER must look like module:function (it is {spec!r})")
+    _check_clash(module_name)
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # behind our own packages: a handler's project must not shadow them
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as problem:
+        raise HandlerUnusable(_told(spec, module_name, problem)) from problem
+    target: Any = module
+    for part in attribute.split("."):
+        target = getattr(target, part, None)
+        if target is None:
+            raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name} has no {attribute}")
+    if not callable(target):
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
+    _check_one_argument(spec, target)
+    return Handler(target, inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)), spec)  # noqa: B004
+
+
+def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(target).bind(object())
+    except TypeError:
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: it must take exactly one argument, the message") from None
+    except ValueError:
+        pass  # a builtin without a signature: it will show
+
+
+def _check_clash(module_name: str) -> None:
+    """A handler's project may have a ``common``, ``master`` or ``consumer`` of its own: Python knows one module of a name, and that is ours."""
+    first = module_name.partition(".")[0]
+    if first in ("common", "master", "consumer") and not module_name.startswith("common.demo"):
+        ours = os.path.dirname(os.path.dirname(os.path.abspath(common.__file__)))
+        here = os.path.abspath(os.getcwd())
+        if here != ours and os.path.exists(os.path.join(here, first)):
+            raise HandlerUnusable(
+                f"USHER_HANDLER: the package {first!r} in {here} has the name of one of Usher's own packages, which wins; "
+                f"rename it, or put the handler into a module with another name"
+            )
+
+
+def _told(spec: str, module_name: str, problem: Exception) -> str:
+    missing = getattr(problem, "name", None) or ""
+    first = missing.partition(".")[0]
+    if isinstance(problem, ImportError) and first in ("common", "master", "consumer"):
+        return (
+            f"USHER_HANDLER={spec}: {module_name} imports {missing!r}, but {first!r} is one of Usher's own packages here; "
+            f"a project with a package of that name must rename it to run in a consumer"
+        )
+    if isinstance(problem, ModuleNotFoundError) and missing == module_name.partition(".")[0]:
+        return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path"
+    return f"USHER_HANDLER={spec} cannot be imported: {type(problem).__name__}: {problem}"

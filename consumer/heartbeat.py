@@ -1,0 +1,65 @@
+"""Heartbeat: renews the lease every third of its life, as long as the reader makes progress.
+
+A lease that was lost or revoked is never taken up again: the process leaves, and its successor is a new incarnation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from common.clock import now_s
+from common.errors import RedisTrouble
+from common.log import event
+from common.redis_client import Link
+from common.service import Service
+from consumer.context import OwnLease
+from consumer.owner_steps import OwnerSteps
+
+log = logging.getLogger(__name__)
+
+#: A renewal that failed is tried again after this part of the lease.
+_RETRY_PART = 0.1
+
+
+class Heartbeat(Service):
+    """Keeps the lease. ``on_lost`` is called once, when it cannot be kept."""
+
+    name = "beat"
+
+    def __init__(self, link: Link, steps: OwnerSteps, lease: OwnLease, works: Callable[[], bool], on_lost: Callable[[str], None]) -> None:
+        super().__init__()
+        self._link = link
+        self._steps = steps
+        self._lease = lease
+        self._works = works
+        self._on_lost = on_lost
+        self.stalls_after_s = max(10.0, lease.lease_s)
+
+    def run_once(self) -> float:
+        if not self._works():
+            event(log, "lease_not_renewed", level=logging.WARNING, why="the reader makes no progress")
+            return self._retry_s()
+        sent_s = now_s()
+        try:
+            renewal = self._steps.renew(int(self._lease.lease_s * 1000))
+        except RedisTrouble as trouble:
+            event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
+            return self._retry_s()
+        if renewal.state in ("", "revoked"):
+            self._lost("it was revoked" if renewal.state else "it had ended")
+            return self._lease.lease_s
+        self._lease.renewed(sent_s)
+        return self._lease.lease_s / 3
+
+    def _retry_s(self) -> float:
+        if not self._lease.holds():
+            self._lost("it could not be renewed in time")
+        return self._lease.lease_s * _RETRY_PART
+
+    def _lost(self, why: str) -> None:
+        self._lease.end()
+        self._on_lost(f"the lease is lost: {why}")
+
+    def on_end(self) -> None:
+        self._link.close()

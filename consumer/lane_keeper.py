@@ -1,0 +1,186 @@
+"""The lanes, shared by the reader, the workers and the acker: one lock around the pure LaneBoard, and who is woken when.
+
+Waking a thread costs more than a short handler takes, and two threads that both compute only fight for the interpreter. So while
+handlers are short (``_SHORT_S``), one runner takes lane after lane, and one more thread watches it: when the runner has not ended a
+lane within ``_WATCH_S`` (a handler blocks after all), the watcher runs the next lane itself and another one watches. When handlers
+are not short, every ready lane wakes a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from common.clock import now_s
+from consumer.context import Message
+from consumer.policy.lanes import Lane, LaneBoard
+
+MessageLane = Lane[Message]
+
+_SHORT_S = 0.0005
+_WATCH_S = 0.002
+#: Weight of the newest lane in the moving average of a handler's time.
+_NEWEST = 0.2
+
+
+class LaneKeeper:
+    """Thread-safe lanes."""
+
+    def __init__(self) -> None:
+        self._board: LaneBoard[Message] = LaneBoard()
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._mean_s = 0.0
+        self._ended = 0
+        self._watched = False
+        self._paused = False
+        self.on_ready: Callable[[], None] = lambda: None  # for a runner that cannot wait here (an event loop)
+
+    # ---- reader and acker ----------------------------------------------------------------------------------------------------
+
+    def unknown(self, ids: Iterable[bytes]) -> list[bytes]:
+        with self.lock:
+            return self._board.unknown(ids)
+
+    def held_ids(self) -> set[bytes]:
+        with self.lock:
+            return set(self._board.held_ids)
+
+    def add(self, parts: Iterable[tuple[bytes, Sequence[Message]]]) -> None:
+        """Messages by ticket, each in id order."""
+        with self._changed:
+            for ticket, messages in parts:
+                self._board.add(ticket, messages)
+            self._wake(len(self._board.ready))
+        self.on_ready()
+
+    def done(self, ids: Iterable[bytes]) -> None:
+        """Redis has these as done."""
+        with self.lock:
+            self._board.done(ids)
+
+    def let_go(self, lanes: Iterable[MessageLane]) -> None:
+        """What these held lanes waited for has happened."""
+        with self._changed:
+            for lane in lanes:
+                self._board.let_go(lane)
+            self._wake(len(self._board.ready))
+        self.on_ready()
+
+    def forget(self, tickets: Iterable[bytes]) -> None:
+        """Others have these tickets."""
+        with self.lock:
+            for ticket in tickets:
+                self._board.forget(ticket)
+
+    # ---- runners -------------------------------------------------------------------------------------------------------------
+
+    def next_lane(self, timeout_s: float) -> MessageLane | None:
+        """A lane to run; None after ``timeout_s`` or a pause."""
+        until_s = now_s() + timeout_s
+        with self._changed:
+            while True:
+                now = now_s()
+                due_s = self._board.wake_due(now)
+                if self._paused or now >= until_s:
+                    return None
+                if self._board.ready and (self._may_run() or self._runner_is_stuck()):
+                    lane = self._board.take()
+                    if lane is not None:
+                        if self._board.ready:
+                            self._changed.notify()  # the next runner, or the watcher
+                        return lane
+                if not self._board.ready or self._watched:
+                    self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
+
+    def take_now(self) -> MessageLane | None:
+        """A lane to run if one is ready. For an event loop, which must not wait here."""
+        with self.lock:
+            self._board.wake_due(now_s())
+            return None if self._paused else self._board.take()
+
+    def next_due_s(self) -> float | None:
+        """When the next waiting lane is due."""
+        with self.lock:
+            return self._board.wake_due(now_s())
+
+    def release(self, lane: MessageLane, messages: int, seconds: float) -> None:
+        """The runner ended ``messages`` of the lane in ``seconds``."""
+        with self._changed:
+            self._note(messages, seconds)
+            self._board.release(lane)
+
+    def hold(self, lane: MessageLane) -> None:
+        """Nothing more of it starts before ``let_go``."""
+        with self._changed:
+            self._note(0, 0.0)
+            self._board.hold(lane)
+
+    def hold_until(self, lane: MessageLane, due_s: float) -> None:
+        """Nothing more of it starts before ``due_s``."""
+        with self._changed:
+            self._note(0, 0.0)
+            self._board.hold_until(lane, due_s)
+            self._changed.notify()  # somebody must wait for just that long
+        self.on_ready()
+
+    def merge_early(self, lane: MessageLane) -> None:
+        with self.lock:
+            lane.merge_early()
+
+    # ---- drain ---------------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """No lane is given out any more."""
+        with self._changed:
+            self._paused = True
+            self._changed.notify_all()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def running(self) -> int:
+        return self._board.running
+
+    def quiet(self) -> dict[bytes, list[bytes]]:
+        """Tickets that do not run, with their queued ids in order."""
+        with self.lock:
+            return self._board.quiet()
+
+    def drop_quiet(self, tickets: Iterable[bytes]) -> None:
+        with self.lock:
+            self._board.drop_quiet(tickets)
+
+    def load(self) -> tuple[int, int]:
+        """(tickets, messages) held."""
+        with self.lock:
+            return len(self._board.lanes), len(self._board.held_ids)
+
+    # ---- inside, under the lock ----------------------------------------------------------------------------------------------
+
+    def _wake(self, ready: int) -> None:
+        if ready:
+            self._changed.notify(2 if self._is_short() else ready)
+
+    def _is_short(self) -> bool:
+        return self._mean_s < _SHORT_S
+
+    def _may_run(self) -> bool:
+        return self._board.running == 0 or not self._is_short()
+
+    def _runner_is_stuck(self) -> bool:
+        """Watch the runner for a moment; False when somebody watches already or it goes on well."""
+        if self._watched:
+            return False
+        ended = self._ended
+        self._watched = True
+        self._changed.wait(_WATCH_S)
+        self._watched = False
+        return self._ended == ended
+
+    def _note(self, messages: int, seconds: float) -> None:
+        self._ended += 1
+        if messages:
+            self._mean_s += _NEWEST * (seconds / messages - self._mean_s)

@@ -1,0 +1,76 @@
+"""Talks to the masters over HTTP: the one that leads first, the others when it cannot be reached. One client per thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import requests
+
+from common.errors import RedisTrouble
+
+_TIMEOUT_S = (1.0, 5.0)
+
+
+class MasterUnavailable(RedisTrouble):
+    """No master could be reached, or none leads."""
+
+
+class Answer(NamedTuple):
+    """What a master answered; ``document`` is empty when it was no JSON object."""
+
+    url: str
+    status: int
+    document: Mapping[str, Any]
+
+
+class MasterClient:
+    """Posts JSON to whichever master answers. Every call is safe to repeat: that is the API's promise, so the next master may be asked."""
+
+    def __init__(self, urls: Sequence[str], token: str) -> None:
+        self._urls = deque(url.strip().rstrip("/") for url in urls)
+        self._session = requests.Session()
+        self._session.trust_env = False  # no proxies and no .netrc of the environment
+        self._session.headers["Content-Type"] = "application/json"
+        if token:
+            self._session.headers["Authorization"] = f"Bearer {token}"
+
+    def prefer(self, url: str) -> bool:
+        """Ask the master at ``url`` first from now on; False when it is not one of ours."""
+        if url not in self._urls:
+            return False
+        self._urls.remove(url)
+        self._urls.appendleft(url)
+        return True
+
+    def post(self, path: str, body: bytes) -> Answer:
+        """The first answer that is not "ask another one" (503). Raises MasterUnavailable when there is none."""
+        problems = []
+        for _ in range(len(self._urls) + 1):
+            url = self._urls[0]
+            try:
+                response = self._session.post(url + path, data=body, timeout=_TIMEOUT_S, allow_redirects=False)
+            except requests.RequestException as problem:
+                problems.append(f"{url}: {type(problem).__name__}")
+                self._urls.rotate(-1)
+                continue
+            answer = Answer(url, response.status_code, _document(response))
+            if answer.status != 503:
+                return answer
+            problems.append(f"{url}: {answer.document.get('title', '503')}")
+            leader = answer.document.get("leader_url")
+            if leader == url or not (isinstance(leader, str) and self.prefer(leader)):
+                self._urls.rotate(-1)
+        raise MasterUnavailable("; ".join(problems))
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _document(response: requests.Response) -> Mapping[str, Any]:
+    try:
+        document = response.json()
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,113 @@
+"""An owner's atomic steps, typed: one method per script of ``common/lua`` that a lease guards. Each method raises what ``Link.call`` raises."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from common.errors import OwnershipLost
+from common.keys import Keys
+from common.registration import Registration
+from common.scripts import ScriptRunner
+
+
+class Renewal(NamedTuple):
+    """``state``: live, draining, revoked (it was not extended), or "" when there is no lease any more."""
+
+    state: str
+    touched: int
+
+
+class AckAnswer(NamedTuple):
+    """Per ticket: ids that Redis has as done (now or before), and the tickets that somebody else has."""
+
+    done: dict[bytes, Sequence[bytes]]
+    stale: list[bytes]
+
+
+class Buried(enum.Enum):
+    """What dead_letter did. GONE: the message is not in processing any more; STALE: another owner has its ticket."""
+
+    OK = b"OK"
+    GONE = b"GONE"
+    STALE = b"STALE"
+
+
+class Letter(NamedTuple):
+    """What is noted of a message that is given up. Times in milliseconds since the epoch."""
+
+    ticket: bytes
+    id: bytes
+    reason: str
+    error: str
+    attempts: int
+    first_ms: int
+    last_ms: int
+
+
+class OwnerSteps:
+    """The steps of one incarnation. A step raises OwnershipLost when its lease has ended."""
+
+    def __init__(self, scripts: ScriptRunner, keys: Keys, registration: Registration) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        self._registration = registration
+        self._incarnation = registration.incarnation
+        self._lease = keys.lease(registration.incarnation)
+
+    def renew(self, lease_ms: int) -> Renewal:
+        """Extend the lease and touch all pending entries of this incarnation."""
+        keys = (self._lease, self._keys.stream)
+        state, touched = self._scripts.run("renew", keys, (self._keys.group, self._incarnation, lease_ms))
+        return Renewal("" if state == b"LOST" else state.decode(), touched)
+
+    def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
+        """Acknowledge finished messages, per ticket in id order."""
+        args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
+        for ticket, ids in by_ticket.items():
+            args += (ticket, b" ".join(ids))
+        keys = self._keys
+        reply = self._scripts.run("ack", (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs), args)
+        self._check(reply[0])
+        done: dict[bytes, Sequence[bytes]] = {}
+        stale = []
+        for (ticket, ids), answer in zip(by_ticket.items(), reply[1:], strict=True):
+            if answer == b"STALE":
+                stale.append(ticket)
+            else:
+                done[ticket] = ids  # OK or GONE, each: Redis has it as done
+        return AckAnswer(done, stale)
+
+    def dead_letter(self, letter: Letter) -> Buried:
+        """Give a message up."""
+        keys = self._keys
+        args = (keys.group, self._incarnation, letter.ticket, letter.id, letter.reason, letter.error, letter.attempts, letter.first_ms, letter.last_ms)
+        reply = self._scripts.run("dead_letter", (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts), args)
+        self._check(reply)
+        return Buried(reply)
+
+    def drain(self, lease_ms: int) -> None:
+        """Refuse hand-overs from now on."""
+        self._check(self._scripts.run("drain", (self._lease,), (lease_ms,)))
+
+    def give_back(self, tickets: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
+        """Return whole, quiet tickets to ``master``. Returns those that were not given back."""
+        args: list[Any] = [self._keys.group, self._incarnation]
+        for ticket, ids in tickets.items():
+            args += (ticket, b" ".join(ids))
+        reply = self._scripts.run("give_back", (self._keys.stream, self._lease, self._keys.tickets), args)
+        self._check(reply[0])
+        return list(reply[1])
+
+    def deregister(self) -> bool:
+        """Leave for good; False when something is still pending for this incarnation."""
+        keys, mine = self._keys, self._registration
+        script_keys = (keys.stream, self._lease, keys.inbox(mine.incarnation), keys.consumers)
+        reply = self._scripts.run("deregister", script_keys, (keys.group, mine.incarnation, mine.name, mine.dump()))
+        self._check(reply)
+        return bool(reply == b"OK")
+
+    def _check(self, answer: bytes) -> None:
+        if answer == b"LOST":
+            raise OwnershipLost(f"the lease of {self._incarnation} has ended")

@@ -1,0 +1,62 @@
+"""What is acknowledged together. Pure.
+
+Per ticket the acknowledged ids are always a prefix in id order: lanes finish in order, and this ledger keeps that order. One batch is
+under way at a time, and one that is unsure goes again, unchanged, before anything later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+
+class Finished(NamedTuple):
+    """A handler that returned. Times are microseconds since the epoch."""
+
+    ticket: bytes
+    stream_id: bytes
+    fence: int
+    attempt: int
+    start_us: int
+    end_us: int
+    lane: Any = None  # the held lane, when the next message of the ticket must wait for the acknowledgement
+
+
+class AckBatch(NamedTuple):
+    """One call of the ack script: per ticket its finished ids in id order."""
+
+    by_ticket: dict[bytes, list[bytes]]
+    finished: list[Finished]
+
+
+class AckLedger:
+    """Finished messages on their way to Redis. ``add`` may be called from many threads; ``next_batch`` and ``settle`` from one."""
+
+    def __init__(self, most: int) -> None:
+        self._finished: deque[Finished] = deque()  # append and popleft of a deque are atomic
+        self._most = most
+        self._under_way: AckBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self._finished) + (len(self._under_way.finished) if self._under_way else 0)
+
+    def add(self, item: Finished) -> None:
+        self._finished.append(item)
+
+    def next_batch(self) -> AckBatch | None:
+        """The batch that is under way, or a new one; None when there is nothing."""
+        if self._under_way is None and self._finished:
+            taken = [self._finished.popleft() for _ in range(min(self._most, len(self._finished)))]
+            by_ticket: dict[bytes, list[bytes]] = {}
+            for item in taken:
+                ids = by_ticket.get(item.ticket)
+                if ids is None:
+                    by_ticket[item.ticket] = [item.stream_id]
+                else:
+                    ids.append(item.stream_id)
+            self._under_way = AckBatch(by_ticket, taken)
+        return self._under_way
+
+    def settle(self) -> None:
+        """Redis answered: the batch is not under way any more."""
+        self._under_way = None

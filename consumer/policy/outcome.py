@@ -1,0 +1,58 @@
+"""What follows from how a handler ended. Pure: randomness is an argument."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from common.backoff import backoff_s
+from common.errors import GiveUp, RetryLater
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Attempts and waits for messages whose handler raised."""
+
+    max_attempts: int
+    base_s: float
+    cap_s: float
+
+
+@dataclass(frozen=True)
+class TryAgain:
+    """Start the message again after ``wait_s``; its ticket waits."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class Bury:
+    """The message becomes a dead letter."""
+
+    reason: str
+    error: str
+
+
+#: Longest text of an error that is kept.
+_LONGEST_ERROR = 4000
+
+
+def decide(raised: BaseException, attempt: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
+    """
+    ==================  ====================  =================================
+    the handler raised  attempts left         decision
+    ==================  ====================  =================================
+    GiveUp              any                   Bury("gave_up")
+    RetryLater          any                   TryAgain after what it asked for
+    anything else       yes                   TryAgain with backoff
+    anything else       no                    Bury("attempts_exhausted")
+    ==================  ====================  =================================
+    """
+    error = f"{type(raised).__name__}: {raised}"[:_LONGEST_ERROR]
+    if isinstance(raised, GiveUp):
+        return Bury("gave_up", error)
+    if isinstance(raised, RetryLater):
+        return TryAgain(max(0.0, raised.after_s))
+    if attempt >= policy.max_attempts:
+        return Bury("attempts_exhausted", error)
+    return TryAgain(backoff_s(attempt, policy.base_s, policy.cap_s, rng))

@@ -1,0 +1,67 @@
+"""Registrar: takes this consumer's name at a master, over HTTP, and hands on what the master answered. It ends when that is done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from common.clock import now_s
+from common.log import event
+from common.registration import Registration
+from common.service import Ended, Service
+from consumer.master_client import MasterClient, MasterUnavailable
+
+log = logging.getLogger(__name__)
+
+_WHEN_HELD_S = 0.5
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The name is ours. ``sent_s`` is when the request left: the lease is counted from then."""
+
+    registration: Registration
+    lease_s: float
+    leader_url: str | None
+    sent_s: float
+
+
+class Registrar(Service):
+    """Registers once, trying every master in turn until one accepts."""
+
+    name = "register"
+    stalls_after_s = 60.0
+
+    def __init__(self, asked: Registration, masters: MasterClient, on_taken: Callable[[Taken], None]) -> None:
+        super().__init__()
+        self._asked = asked
+        self._masters = masters
+        self._on_taken = on_taken
+        self.is_done = False
+
+    def run_once(self) -> float:
+        asked = self._asked
+        body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
+        body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
+        sent_s = now_s()
+        answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
+        if answer.status in (200, 201):
+            self._accepted(answer.document, sent_s)
+            raise Ended
+        if answer.status == 409:
+            event(log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            return _WHEN_HELD_S
+        raise MasterUnavailable(f"{answer.url} answered {answer.status} {answer.document.get('detail') or answer.document.get('title') or ''}")
+
+    def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
+        registration = self._asked.with_generation(int(answer["generation"]))
+        event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
+        self.is_done = True
+        self._on_taken(Taken(registration, int(answer["lease_ms"]) / 1000, answer.get("leader_url"), sent_s))
+
+    def on_end(self) -> None:
+        self._masters.close()

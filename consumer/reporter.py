@@ -1,0 +1,98 @@
+"""Reporter: tells the leader over HTTP what Redis has accepted, so that it frees tickets and hands over more at once.
+
+A report is a hint. It frees by message id and incarnation, so doubled, late or reordered ones change nothing, and lost ones cost only
+speed: the leader reads quiet tickets again. So a report is tried at every master once, and then dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import orjson
+
+from common.log import event
+from common.service import Service
+from consumer.master_client import MasterClient, MasterUnavailable
+
+log = logging.getLogger(__name__)
+
+#: Ids per report; what the master accepts at most is 1,000.
+MOST_IDS = 500
+#: A report does not follow the last one sooner than this, unless it is full: freeing a ticket a little later costs nothing while there is room.
+_PAUSE_S = 0.02
+#: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
+_MOST_WAITING = 50_000
+
+Item = tuple[bytes, int, Sequence[bytes]]
+
+
+class Reporter(Service):
+    """Sends acknowledgement reports. ``add`` is called by the acker's thread."""
+
+    name = "report"
+
+    def __init__(self, masters: MasterClient, incarnation: str) -> None:
+        super().__init__()
+        self._masters = masters
+        self._incarnation = incarnation
+        self._items: deque[Item] = deque()
+        self._waiting = 0
+        self.sent = 0
+        self.dropped = 0
+
+    def add(self, items: Iterable[Item]) -> None:
+        """(ticket, fence, ids) that Redis answered OK or GONE."""
+        was_empty = not self._items
+        for item in items:
+            self._items.append(item)
+            self._waiting += len(item[2])
+        while self._waiting > _MOST_WAITING:
+            self._drop(self._take(), "too many wait")
+        if was_empty or self._waiting >= MOST_IDS:
+            self.wake()
+
+    def run_once(self) -> float:
+        if not self._items:
+            return self.stalls_after_s / 3
+        report = self._take()
+        try:
+            answer = self._masters.post("/api/messages/acknowledge", self._body(report))
+        except MasterUnavailable as problem:
+            self._drop(report, str(problem))
+            return _PAUSE_S
+        if answer.status == 200:
+            self.sent += 1
+        else:
+            self._drop(report, f"{answer.url} answered {answer.status}")
+        return _PAUSE_S if self._waiting < MOST_IDS else 0.0
+
+    def _take(self) -> list[Item]:
+        """Items of one report."""
+        taken: list[Item] = []
+        size = 0
+        while self._items and size < MOST_IDS:
+            item = self._items.popleft()
+            room = MOST_IDS - size
+            if len(item[2]) > room:
+                self._items.appendleft((item[0], item[1], item[2][room:]))
+                item = (item[0], item[1], item[2][:room])
+            taken.append(item)
+            size += len(item[2])
+        self._waiting = max(0, self._waiting - size)
+        return taken
+
+    def _body(self, report: list[Item]) -> bytes:
+        tickets = [
+            {"ticket_id": ticket.decode(), "fence": fence, "message_ids": [entry_id.decode() for entry_id in ids]} for ticket, fence, ids in report
+        ]
+        return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
+
+    def _drop(self, report: list[Item], why: str) -> None:
+        count = sum(len(ids) for _, _, ids in report)
+        self.dropped += count
+        event(log, "report_dropped", level=logging.WARNING, ids=count, why=why)
+
+    def on_end(self) -> None:
+        self._masters.close()

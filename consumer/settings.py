@@ -1,0 +1,30 @@
+"""Settings of the consumer."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from common.settings import Address, CommonSettings, ConsumerName, HttpUrls
+
+
+class ConsumerSettings(CommonSettings):
+    """Everything that can be set on a consumer."""
+
+    consumer_name: ConsumerName = Field(description="This consumer's name; it keeps it over restarts.")
+    handler: str = Field(description="The function that handles messages, as module:function.")
+    master_urls: HttpUrls = Field("http://127.0.0.1:8700", description="Masters to register with and report to, comma separated.")
+    bind: Address = Field("127.0.0.1:0", description="Where the health endpoint listens.")
+    health_url: str = Field("", description="URL under which masters reach the health endpoint. Empty: made from USHER_BIND.")
+    concurrency: int = Field(8, ge=1, le=1024, description="Handlers that may run at the same time.")
+    capacity: int = Field(2000, ge=1, le=100_000, description="Most messages handed over to this consumer and not yet acknowledged.")
+    ack_mode: str = Field(
+        "pipelined",
+        pattern=r"^(pipelined|strict)$",
+        description="pipelined: a ticket's next message starts when the handler returned. strict: when Redis has its acknowledgement.",
+    )
+    flush_ms: float = Field(5.0, ge=0, le=1000, description="Longest wait before finished messages are acknowledged.")
+    max_attempts: int = Field(5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter.")
+    retry_seconds: float = Field(0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one.")
+    retry_cap_seconds: float = Field(60.0, ge=0, le=86_400, description="Longest wait between attempts.")
+    drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
+    run_log_length: int = Field(10_000, ge=0, le=10_000_000, description="Batches kept in the run log; 0 turns it off.")

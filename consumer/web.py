@@ -1,0 +1,18 @@
+"""The consumer's HTTP interface: its health, nothing else. Work comes through Redis, never over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flask import Flask
+
+from common import web
+from common.health import Health
+
+
+def create_app(health: Callable[[], Health], facts: Callable[[], dict[str, Any]]) -> Flask:
+    """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token."""
+    app = web.create_app(__name__, token="", max_body=0)
+    web.add_health(app, health, facts)
+    return app

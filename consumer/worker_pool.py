@@ -1,0 +1,64 @@
+"""Worker pool: threads that run lanes of sync handlers. A lane's messages run on the thread that took the lane, without a hop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common.service import Service
+from consumer.context import Message
+from consumer.executor import Executor
+from consumer.lane_keeper import MessageLane
+from consumer.policy.outcome import Bury
+
+#: Most messages of one lane in a row, and the time after which the lane goes behind the others.
+_SLICE = 64
+_SLICE_US = 2000
+
+
+class LaneWorker(Service):
+    """One slot: runs one lane at a time. A handler may take as long as it likes, so health does not time this thread."""
+
+    stalls_after_s = math.inf
+
+    def __init__(self, number: int, executor: Executor, handle: Callable[[Message], Any]) -> None:
+        super().__init__()
+        self.name = f"work-{number}"
+        self._executor = executor
+        self._handle = handle
+
+    def run_once(self) -> float:
+        keeper = self._executor.keeper
+        while not self.stopping:
+            lane = keeper.next_lane(timeout_s=5.0)
+            if lane is None:
+                return 0.05 if keeper.paused else 0.0
+            self._run(lane)
+            if not self._executor.may_start():
+                return 0.02  # the lease may have ended: the heartbeat renews it, or this process leaves
+        return 0.0
+
+    def _run(self, lane: MessageLane) -> None:
+        executor, handle, clock = self._executor, self._handle, time.time_ns
+        began_us = end_us = clock() // 1000
+        count = 0
+        while count < _SLICE and end_us - began_us < _SLICE_US:
+            message = executor.next_message(lane)
+            if message is None:
+                break
+            if message.body_is_gone:
+                executor.bury(lane, message, Bury("body_gone", ""))
+                return
+            start_us = end_us
+            try:
+                handle(message)
+            except Exception as problem:
+                executor.raised(lane, message, problem)
+                return
+            end_us = clock() // 1000
+            count += 1
+            if not executor.succeeded(lane, message, start_us, end_us):
+                return
+        executor.keeper.release(lane, count, (end_us - began_us) / 1e6)

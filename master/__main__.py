@@ -1,0 +1,41 @@
+"""``python -m master`` / ``usher master``: run one master."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from common.embedded import resolve_redis_url
+from common.errors import StartRefused, UsherError
+from common.log import configure
+from common.redis_client import check_reachable
+from common.serving import check_address, serve
+from common.settings import is_loopback, load, options
+from master.settings import MasterSettings
+from master.wiring import MasterProgram
+
+
+@click.command(help="Run a master: it reads the ticket stream and delegates every entry to a registered consumer. Start two: one leads, one stands by.")
+@options(MasterSettings)
+def main(flags: dict[str, Any]) -> None:
+    try:
+        settings = load(MasterSettings, os.environ, flags)
+        configure("master", settings.log_level, settings.log_format)
+        if not is_loopback(settings.bind) and not settings.api_token and not settings.insecure:
+            raise StartRefused(
+                f"USHER_API_TOKEN must be set to listen on {settings.bind}, which others can reach (--insecure to do without)"
+            )
+        check_address(settings.bind, "USHER_BIND")
+        redis_url = resolve_redis_url(settings)
+        check_reachable(redis_url)
+        serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0)
+    except UsherError as refused:
+        click.echo(f"usher master: {refused}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""Dispatcher: the one thread that owns the board. It reads new entries, plans, hands over, frees what is reported, recovers.
+
+Others never touch the board; they post to the mailbox. A reply that is not sure (a broken connection, an entry that was not where
+memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from common.clock import now_s
+from common.errors import Fenced, NotNow, ReplyUnknown
+from common.keys import Keys
+from common.log import event
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.service import Service
+from common.streams import TicketStream, parse_record
+from master.adoption import adopt
+from master.elector import Lead
+from master.intake import Doorbell, sort_out
+from master.leader_steps import Found, LeaderSteps, Rejected
+from master.policy.dispatch import Board
+from master.recoverer import Recoverer
+from master.roster import Member
+
+log = logging.getLogger(__name__)
+
+#: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
+#: ids never rings (REDIS-FACTS C1).
+_IDLE_READ_S = 2.0
+#: Tickets whose records are compared with memory per turn.
+_RECONCILE_PAGE = 500
+#: hand_over calls per turn, so that reports are freed in between.
+_PLANS_PER_TURN = 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the leader takes at a time."""
+
+    batch: int
+    ticket_window: int
+    parked: int
+    reconcile_s: float
+    ticket_field: str
+
+
+@dataclass
+class Report:
+    """Acknowledgements of one incarnation, posted by an HTTP thread, which waits for ``answered``."""
+
+    incarnation: str
+    items: list[tuple[bytes, list[bytes]]]
+    answers: list[list[str]] | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class Strays:
+    """What the idle sweep of ``epoch`` brought to ``master``."""
+
+    epoch: int
+    found: list[Found]
+
+
+Posted = Report | Strays | dict[str, Member]
+
+
+class Dispatcher(Service):
+    """Owner of the board. All of its fields below the mailbox belong to its thread."""
+
+    name = "dispatch"
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, limits: Limits) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._stream = TicketStream(link, keys)
+        self._keys = keys
+        self._lead = lead
+        self._limits = limits
+        self.doorbell: Doorbell | None = None
+        self._mailbox: deque[Posted] = deque()
+        self._members: dict[str, Member] = {}
+        self._steps: LeaderSteps | None = None
+        self.board = Board(limits.ticket_window)
+        self._recoverer = Recoverer()
+        self._last_read = b"0-0"
+        self._dry_since_s = 0.0
+        self._rung = True
+        self._unsure: set[bytes] = set()
+        self._rejected: list[Rejected] = []
+        self._reconciled_s = 0.0
+
+    # ---- from other threads --------------------------------------------------------------------------------------------------
+
+    def post(self, posted: Posted) -> None:
+        """Give the dispatcher something to look at in its next turn."""
+        self._mailbox.append(posted)
+        self.wake()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this master leads and has adopted."""
+        steps = self._steps
+        return steps is not None and self._lead.epoch == steps.epoch
+
+    def parked_of(self, ticket: bytes) -> int:
+        """How many entries of a ticket are parked, as far as this master knows. A glance from outside: it may be a moment old."""
+        known = self.board.tickets.get(ticket)
+        return len(known.parked) if known is not None else 0
+
+    # ---- the turn ------------------------------------------------------------------------------------------------------------
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is None:
+            self._drop_memory()
+            return 1.0
+        try:
+            if self._steps is None or self._steps.epoch != epoch:
+                self._begin(epoch)
+            return self._turn()
+        except Fenced:
+            event(log, "fenced", level=logging.WARNING, epoch=epoch)
+            self._drop_memory()
+            self._lead.lost(epoch)
+        except NotNow:
+            raise  # refused before anything happened: memory is as good as before
+        except ReplyUnknown as unknown:
+            self._in_doubt(epoch, str(unknown))
+        except Exception as problem:
+            self._in_doubt(epoch, f"{type(problem).__name__} in a turn")
+            raise
+        return 0.0
+
+    def _in_doubt(self, epoch: int, why: str) -> None:
+        event(log, "in_doubt", level=logging.WARNING, epoch=epoch, why=why)
+        self._drop_memory()
+        self._lead.doubt(epoch)
+
+    def _drop_memory(self) -> None:
+        self._steps = None
+        while self._mailbox:
+            posted = self._mailbox.popleft()
+            if isinstance(posted, Report):
+                posted.answered.set()  # without answers: the HTTP thread says that we do not lead
+        self._unsure.clear()
+        self._rejected.clear()
+        self._recoverer = Recoverer()
+        if self.board.tickets or self.board.consumers:
+            self.board = Board(self._limits.ticket_window)
+
+    def _begin(self, epoch: int) -> None:
+        steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field)
+        started = now_s()
+        adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, self.made_progress)
+        self.board, self._members = adopted.board, adopted.members
+        self._last_read = adopted.last_delivered
+        self._steps = steps
+        self._dry_since_s = 0.0
+        self._reconciled_s = now_s()
+        event(
+            log,
+            "adopted",
+            epoch=epoch,
+            consumers=len(self.board.consumers),
+            tickets=len(self.board.tickets),
+            parked=self.board.parked,
+            taken_back=adopted.taken_back,
+            seconds=now_s() - started,
+        )
+
+    def _turn(self) -> float:
+        assert self._steps is not None
+        self._read_mailbox()
+        recovering = self._recoverer.turn(self.board, self._steps, self._rejected)
+        self._unsure.update(self._recoverer.take_unsure())
+        self._read_records()
+        handed = self._hand_over()
+        found = self._read_new()
+        self._reject()
+        if found or handed or recovering or self._mailbox or self._unsure:
+            return 0.0
+        if self.doorbell is not None and self._may_read() > 0:
+            self.doorbell.arm(self._last_read)
+        return min(_IDLE_READ_S, self._limits.reconcile_s) / 2
+
+    # ---- its parts -----------------------------------------------------------------------------------------------------------
+
+    def _read_mailbox(self) -> None:
+        now = now_s()
+        for _ in range(len(self._mailbox)):
+            posted = self._mailbox.popleft()
+            if isinstance(posted, Report):
+                posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids, now) for ticket, ids in posted.items]
+                posted.answered.set()
+            elif isinstance(posted, Strays):
+                if self._steps is not None and posted.epoch == self._steps.epoch:
+                    self._take_in(posted.found)
+            else:
+                self._look_at(posted)
+
+    def _look_at(self, members: dict[str, Member]) -> None:
+        """A new roster: consumers that came, changed, or are gone."""
+        self._members = members
+        for incarnation, member in members.items():
+            known = self.board.consumers.get(incarnation)
+            if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != member.accepts):
+                registration = member.registration
+                self.board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
+                event(log, "consumer_joined" if known is None else "consumer_changed", consumer=incarnation, state=member.state)
+        for incarnation in list(self.board.consumers):
+            member_now = members.get(incarnation)
+            if member_now is None or not member_now.alive:
+                self._lose(incarnation)
+
+    def _lose(self, incarnation: str) -> None:
+        if not self._recoverer.has(incarnation) and self.board.lose(incarnation):
+            event(log, "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
+            self._recoverer.add(incarnation)
+
+    def _take_in(self, found: Iterable[Found]) -> None:
+        """Entries that came to ``master`` from elsewhere."""
+        assert self._steps is not None
+        usable, rejected = sort_out(found)
+        self.board.take_in(usable)
+        self._rejected += rejected
+
+    def _reject(self) -> None:
+        """Write the dead letters that are due. They are remembered until Redis has them."""
+        assert self._steps is not None
+        if self._rejected:
+            event(log, "messages_rejected", level=logging.WARNING, count=len(self._rejected), reason=self._rejected[0].reason)
+            self._steps.reject(self._rejected)
+            self._rejected.clear()
+
+    def _read_records(self) -> None:
+        """Read again the records of tickets that were refused, and from time to time of those that nobody reported on."""
+        now = now_s()
+        names = list(self._unsure)[:_RECONCILE_PAGE]
+        if not names and now - self._reconciled_s >= self._limits.reconcile_s:
+            names = self.board.quiet_since(now - self._limits.reconcile_s, _RECONCILE_PAGE)
+            if len(names) < _RECONCILE_PAGE:
+                self._reconciled_s = now
+        if not names:
+            return
+        for name, value in zip(names, self._link.call("HMGET", self._keys.tickets, *names), strict=True):
+            self._unsure.discard(name)
+            if value is None:
+                self.board.clear_record(name)
+                continue
+            try:
+                record = parse_record(value)
+            except ValueError:
+                event(log, "record_unreadable", level=logging.ERROR, ticket=name)
+                self.board.halt(name)
+                continue
+            to_recover = self.board.set_record(name, record.owner, record.fence, record.ids, now)
+            if to_recover is not None:
+                self._recoverer.add(to_recover)
+
+    def _hand_over(self) -> int:
+        """Plan and hand over until nothing is left or the turn is long enough. Returns the number of entries."""
+        assert self._steps is not None
+        handed = 0
+        for _ in range(_PLANS_PER_TURN):
+            plan = self.board.plan(self._limits.batch, now_s())
+            if plan is None:
+                break
+            try:
+                reply = self._steps.hand_over(plan)
+            except NotNow:
+                self.board.withdraw(plan)
+                raise
+            verdict = self.board.confirm(plan, reply)
+            handed += plan.size
+            for incarnation in verdict.lost:
+                self._lose(incarnation)
+            self._unsure.update(verdict.unsure)
+            if verdict.doubt:
+                raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")
+            if self._mailbox:
+                break
+        return handed
+
+    def _may_read(self) -> int:
+        if self.board.parked >= self._limits.parked:
+            event(log, "parked_limit", level=logging.WARNING, parked=self.board.parked)
+            return 0
+        return min(self._limits.batch, self.board.room)
+
+    def _read_new(self) -> int:
+        """Read new entries if some consumer has room and there may be some. Returns how many came."""
+        assert self._steps is not None
+        count = self._may_read()
+        now = now_s()
+        if count <= 0 or (self.doorbell is not None and not self._rung and now - self._dry_since_s < _IDLE_READ_S):
+            return 0
+        self._rung = False
+        found = self._steps.fetch(count)
+        if len(found) < count:
+            self._dry_since_s = now
+        else:
+            self._rung = True  # there may be more: no need to wait for the bell
+        if found:
+            self._last_read = found[-1].id
+            usable, rejected = sort_out(found)
+            for entry_id, ticket in usable:
+                self.board.arrive(entry_id, ticket)
+            self._rejected += rejected
+        return len(found)
+
+    def ring(self) -> None:
+        """The doorbell rang."""
+        self._rung = True
+        self.wake()
+
+    def on_end(self) -> None:
+        self._drop_memory()
+        self._link.close()

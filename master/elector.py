@@ -1,0 +1,127 @@
+"""Elector: holds the leader lease, so that one master acts at a time; everything it holds is an epoch, not a belief.
+
+Renewal and work share their fate: when the dispatcher makes no progress, the lease is not extended and a standby takes over
+(RELIABILITY A6).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+
+from common.keys import Keys
+from common.log import event
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.service import Service
+
+log = logging.getLogger(__name__)
+
+
+class Lead:
+    """What this process knows of the leadership. Shared by threads; guarded by its lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoch: int | None = None
+        self._doubted = False
+        self._leader_url: str | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def epoch(self) -> int | None:
+        """Our epoch, or None when we do not lead or doubt what we know."""
+        with self._lock:
+            return None if self._doubted else self._epoch
+
+    @property
+    def leader_url(self) -> str | None:
+        """Where the leader is reached, as last seen; ours when we lead."""
+        with self._lock:
+            return self._leader_url
+
+    def doubt(self, epoch: int) -> None:
+        """A reply under ``epoch`` is not sure: a new epoch is needed before anything else happens."""
+        with self._lock:
+            if self._epoch == epoch:
+                self._doubted = True
+        self.on_change()
+
+    def lost(self, epoch: int) -> None:
+        """Redis answered FENCED to ``epoch``."""
+        with self._lock:
+            if self._epoch == epoch:
+                self._epoch, self._doubted = None, False
+        self.on_change()
+
+    def _held(self) -> tuple[int | None, bool]:
+        with self._lock:
+            return self._epoch, self._doubted
+
+    def _set(self, epoch: int | None, leader_url: str | None) -> None:
+        with self._lock:
+            self._epoch, self._doubted, self._leader_url = epoch, False, leader_url
+        self.on_change()
+
+
+class Elector(Service):
+    """Takes, extends and renews the leader lease."""
+
+    name = "elect"
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, url: str, lease_ms: int, works: Callable[[], bool]) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lead = lead
+        # The word between epoch and URL tells two masters apart that were given the same URL, and our own lost reply from theirs.
+        self._holder = f"{uuid.uuid4().hex[:12]} {url}"
+        self._url = url
+        self._lease_ms = lease_ms
+        self._works = works
+        self.elections = 0
+
+    def run_once(self) -> float:
+        epoch, doubted = self._lead._held()
+        if epoch is None:
+            self._elect(succeed="")
+        elif doubted:
+            self._elect(succeed=str(epoch))
+        elif self._works():
+            if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
+                event(log, "lead_lost", epoch=epoch)
+                self._lead.lost(epoch)
+                return 0.0
+        else:
+            event(log, "lead_not_extended", level=logging.WARNING, epoch=epoch, why="the dispatcher makes no progress")
+        return self._lease_ms / 3000
+
+    def _elect(self, succeed: str) -> None:
+        reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed))
+        if reply[0] == b"HELD":
+            epoch, _, holder = reply[1].decode().partition(" ")
+            if holder != self._holder:
+                self._lead._set(None, holder.partition(" ")[2])
+                return
+            # Our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so that a late command is refused.
+            reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, epoch))
+            if reply[0] == b"HELD":
+                return
+        self.elections += 1
+        epoch = int(reply[1])
+        event(log, "elected", epoch=epoch, stream=self._keys.stream)
+        self._lead._set(epoch, self._url)
+
+    def on_end(self) -> None:
+        epoch, _ = self._lead._held()
+        try:
+            if epoch is not None:
+                self._scripts.run("resign", (self._keys.leader,), (str(epoch),))
+                event(log, "resigned", epoch=epoch)
+        except Exception as problem:  # the lease ends by itself
+            event(log, "resign_failed", level=logging.WARNING, problem=str(problem))
+        finally:
+            self._link.close()

@@ -1,0 +1,148 @@
+"""The leader's atomic steps, typed: one method per script of ``common/lua`` that carries an epoch.
+
+Every method raises Fenced when the leader key no longer holds our epoch, and what ``Link.call`` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from common.errors import Fenced
+from common.keys import Keys
+from common.message import LONGEST_TICKET
+from common.scripts import ScriptRunner
+from master.policy.plans import HandOverPlan, HandOverReply, TargetReply
+
+
+class Found(NamedTuple):
+    """An entry under ``master``: ``ticket`` is None when it names none."""
+
+    id: bytes
+    ticket: bytes | None
+
+
+class ParkedPage(NamedTuple):
+    """A page of what is pending under ``master``. ``last`` is None after the end."""
+
+    last: bytes | None
+    found: list[Found]
+    gone: list[bytes]
+
+
+class TakenPage(NamedTuple):
+    """A page taken back from a dead incarnation. ``alive`` means that nothing was taken: its lease still runs."""
+
+    alive: bool
+    size: int
+    found: list[Found]
+    gone: list[bytes]
+
+
+class Swept(NamedTuple):
+    """What one call of the idle sweep found: strays with their former owner."""
+
+    cursor: bytes
+    strays: list[tuple[Found, bytes]]
+    gone: list[bytes]
+
+
+class Rejected(NamedTuple):
+    """An entry that can be handed to nobody. ``shown`` is what may be shown of its ticket."""
+
+    id: bytes
+    shown: bytes
+    reason: str
+
+
+def _found(flat: Sequence[Any]) -> list[Found]:
+    return [Found(flat[at], flat[at + 1]) for at in range(0, len(flat), 2)]
+
+
+class LeaderSteps:
+    """The steps of one leader in one epoch."""
+
+    def __init__(self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        self._ticket_field = ticket_field
+        self.epoch = epoch
+
+    def fetch(self, count: int) -> list[Found]:
+        """Read up to ``count`` new entries into the pending list of ``master``. Raises GroupMissing."""
+        keys = self._keys
+        reply = self._run("fetch", (keys.stream, keys.leader), (count, self._ticket_field, LONGEST_TICKET))
+        return [Found(reply[at], reply[at + 1]) for at in range(1, len(reply), 2)]
+
+    def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
+        """The next page of what is pending under ``master``, above id ``after``."""
+        keys = self._keys
+        start = b"-" if after is None else b"(" + after
+        _, last, found, gone = self._run(
+            "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, self._ticket_field, LONGEST_TICKET)
+        )
+        return ParkedPage(last or None, _found(found), gone)
+
+    def reject(self, entries: Iterable[Rejected]) -> int:
+        """Make dead letters of these entries; the number written."""
+        keys = self._keys
+        args = [part for entry in entries for part in entry]
+        return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
+
+    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+        """Carry out a plan; what was refused is in the reply."""
+        keys = self._keys
+        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
+        args: list[Any] = [plan.lowest, plan.highest, plan.size, len(plan.targets)]
+        for target in plan.targets:
+            script_keys += (keys.lease(target.incarnation), keys.inbox(target.incarnation))
+            args += (target.incarnation, len(target.parts))
+            for part in target.parts:
+                args += (part.ticket, part.believed, b" ".join(part.ids))
+        _, fence, *targets = self._run("hand_over", script_keys, args)
+        return HandOverReply(int(fence or 0), tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in targets))
+
+    def take_back(self, incarnation: str, count: int) -> TakenPage:
+        """Bring one page of a dead incarnation's entries to ``master``."""
+        keys = self._keys
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        reply = self._run("take_back", script_keys, (incarnation, count, self._ticket_field, LONGEST_TICKET))
+        if reply[0] == b"ALIVE":
+            return TakenPage(True, 0, [], [])
+        _, size, found, gone = reply
+        return TakenPage(False, size, _found(found), gone)
+
+    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> list[bytes] | None:
+        """Free the records of a dead incarnation's tickets. Returns those that others have, or None when it is not over with it."""
+        keys = self._keys
+        reply = self._run("free_tickets", (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets), (incarnation, *tickets))
+        return list(reply[1]) if reply[0] == b"OK" else None
+
+    def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:
+        """One step of the idle sweep; what ``known`` incarnations with a living lease own is left alone."""
+        keys = self._keys
+        script_keys = [keys.stream, keys.leader, keys.dead, *map(keys.lease, known)]
+        args = (min_idle_ms, cursor, count, self._ticket_field, LONGEST_TICKET, *known)
+        _, cursor, flat, gone = self._run("sweep", script_keys, args)
+        strays = [(Found(flat[at], flat[at + 1]), flat[at + 2]) for at in range(0, len(flat), 3)]
+        return Swept(cursor, strays, gone)
+
+    def revoke(self, incarnation: str) -> bool:
+        """Forbid an incarnation to renew its lease; False when it has none."""
+        args = (str(self.epoch),)
+        reply = self._scripts.run("revoke", (self._keys.leader, self._keys.lease(incarnation)), args)
+        return bool(self._unfenced(reply) == b"OK")
+
+    def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
+        """Forget a dead incarnation; False when it lives or still has entries."""
+        keys = self._keys
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers)
+        return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
+
+    def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
+        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))
+
+    def _unfenced(self, reply: Any) -> Any:
+        if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":
+            raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
+        return reply

@@ -1,0 +1,64 @@
+"""What the leader remembers of a ticket and of a consumer.
+
+A ticket is in memory only while something of it is in processing or parked:
+
+==============  ====================================================  =====================================
+standing        means                                                 leaves it
+==============  ====================================================  =====================================
+OPEN            may be planned: its parked ids go to its owner, or    -
+                to a chosen consumer if it has none
+RECOVERING      its owner is dead; all is parked                      the recovery of the owner ends
+UNSURE          a hand-over was refused: memory and index differ      its record has been read again
+HALTED          an operator (or an unreadable record) stopped it      redrive
+==============  ====================================================  =====================================
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from master.policy.plans import NOBODY
+
+
+class Standing(enum.Enum):
+    OPEN = "open"
+    RECOVERING = "recovering"
+    UNSURE = "unsure"
+    HALTED = "halted"
+
+
+class Ticket:
+    """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, in id order."""
+
+    __slots__ = ("believed", "home", "name", "owner", "parked", "queued", "running", "standing", "touched_s")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.owner: ConsumerLoad | None = None
+        self.believed = NOBODY
+        self.home = ""  # the name of its last owner, if that one died: it gets the ticket back
+        self.running: dict[bytes, None] = {}
+        self.parked: deque[bytes] = deque()
+        self.standing = Standing.OPEN
+        self.queued = False
+        self.touched_s = 0.0
+
+
+@dataclass(eq=False)
+class ConsumerLoad:
+    """A consumer's incarnation as the board knows it."""
+
+    incarnation: str
+    name: str
+    slots: int
+    capacity: int
+    accepts: bool = True
+    in_flight: int = 0
+    tickets: set[bytes] = field(default_factory=set)
+    waiting: deque[Ticket] = field(default_factory=deque)
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.in_flight

@@ -1,0 +1,77 @@
+"""Recoverer: brings what dead incarnations had pending back to ``master``, a page per turn, so that the living go on meanwhile.
+
+It has no thread: the dispatcher gives it a turn, because it changes the board.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from common.clock import now_s
+from common.log import event
+from master.intake import sort_out
+from master.leader_steps import LeaderSteps, Rejected
+from master.policy.dispatch import Board
+
+log = logging.getLogger(__name__)
+
+#: Entries taken back by one script call.
+PAGE = 500
+
+
+class Recoverer:
+    """The dead incarnations that are being recovered, first come first."""
+
+    def __init__(self) -> None:
+        self._queue: deque[str] = deque()
+        self._taken: dict[str, int] = {}
+        self._began_s: dict[str, float] = {}
+        self._unsure: list[bytes] = []
+
+    def add(self, incarnation: str) -> None:
+        if incarnation not in self._taken:
+            self._queue.append(incarnation)
+            self._taken[incarnation] = 0
+            self._began_s[incarnation] = now_s()
+
+    def has(self, incarnation: str) -> bool:
+        return incarnation in self._taken
+
+    def take_unsure(self) -> list[bytes]:
+        """Tickets whose records must be read again; asked for once."""
+        unsure, self._unsure = self._unsure, []
+        return unsure
+
+    def turn(self, board: Board, steps: LeaderSteps, rejected: list[Rejected]) -> bool:
+        """One page of the first incarnation. False when there is nothing to recover. What can be handed to nobody is added to ``rejected``."""
+        if not self._queue:
+            return False
+        incarnation = self._queue[0]
+        page = steps.take_back(incarnation, PAGE)
+        if page.alive:
+            self._forget(incarnation)
+            board.keep(incarnation)
+            return True
+        usable, unusable = sort_out(page.found)
+        board.take_in(usable)
+        rejected += unusable
+        self._taken[incarnation] += page.size
+        if page.size == 0:
+            self._end(incarnation, board, steps)
+        return True
+
+    def _end(self, incarnation: str, board: Board, steps: LeaderSteps) -> None:
+        """Its list is empty: its tickets are free, except those that a drain or a successor has."""
+        consumer = board.consumers.get(incarnation)
+        others = steps.free_tickets(incarnation, list(consumer.tickets) if consumer is not None else [])
+        if others is None:
+            return  # something was handed to it after all; the next turn takes it back
+        seconds = now_s() - self._began_s[incarnation]
+        event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
+        self._forget(incarnation)
+        self._unsure += board.recovered(incarnation, others)
+
+    def _forget(self, incarnation: str) -> None:
+        self._queue.remove(incarnation)
+        del self._taken[incarnation], self._began_s[incarnation]

@@ -1,0 +1,90 @@
+"""What the HTTP interface asks of the running master (``master.web.ports.MasterPort``), answered from Redis, memory and the dispatcher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from common.clock import now_s
+from common.health import Health, judge
+from common.registration import Registration
+from common.service import Service
+from master.dispatcher import Dispatcher, Report
+from master.elector import Lead
+from master.membership import Membership, NameInUse
+from master.status import StatusReader
+from master.web.ports import AckReport, NameHeld, NotLeader, RegisterAnswer, RegisterRequest
+
+#: A report waits for the dispatcher's next turn; one that takes longer is answered "not leader" and comes again.
+_ANSWER_S = 2.0
+
+
+class ServicePort:
+    """The running master, seen from HTTP. Called from several threads."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        status: StatusReader,
+        dispatcher: Dispatcher,
+        lead: Lead,
+        services: Sequence[Service],
+        lease_ms: int,
+        look_now: Callable[[], None],
+    ) -> None:
+        self._membership = membership
+        self._status = status
+        self._dispatcher = dispatcher
+        self._lead = lead
+        self._services = services
+        self._lease_ms = lease_ms
+        self._look_now = look_now
+
+    def register(self, asked: RegisterRequest) -> RegisterAnswer:
+        registration = Registration(asked.name, asked.uuid, asked.health_url, asked.slots, asked.capacity, asked.lock)
+        try:
+            registered = self._membership.register(registration)
+        except NameInUse as held:
+            raise NameHeld(math.ceil(held.retry_after_ms / 1000)) from None
+        self._look_now()
+        mine = registered.registration
+        return RegisterAnswer(registered.created, mine.incarnation, mine.generation, self._lease_ms, self._lead.leader_url)
+
+    def deregister(self, incarnation: str) -> bool:
+        """A consumer says that it has left. Redis knows whether that is so; this only makes the leader look at once."""
+        if not self._dispatcher.leads:
+            raise NotLeader(self._lead.leader_url)
+        known = incarnation in self._dispatcher.board.consumers
+        self._look_now()
+        return known
+
+    def acknowledge(self, report: AckReport) -> list[list[str]]:
+        if not self._dispatcher.leads:
+            raise NotLeader(self._lead.leader_url)
+        posted = Report(report.incarnation, [(item.ticket_id.encode(), [mid.encode() for mid in item.message_ids]) for item in report.items])
+        self._dispatcher.post(posted)
+        posted.answered.wait(_ANSWER_S)
+        if posted.answers is None:
+            raise NotLeader(self._lead.leader_url)
+        return posted.answers
+
+    def consumers(self) -> list[dict[str, Any]]:
+        return self._status.consumers()
+
+    def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
+        return self._status.tickets(cursor, limit)
+
+    def ticket(self, ticket_id: str) -> dict[str, Any] | None:
+        """From the index; on the leader also what it has parked of the ticket."""
+        found = self._status.ticket(ticket_id)
+        parked = self._dispatcher.parked_of(ticket_id.encode())
+        if found is None and not parked:
+            return None
+        return (found or {"ticket_id": ticket_id, "state": "waiting", "message_ids": []}) | {"parked": parked}
+
+    def health(self) -> Health:
+        return judge(self._services, now_s())
+
+    def leading(self) -> dict[str, Any]:
+        return {"leader": self._dispatcher.leads, "leader_url": self._lead.leader_url, "epoch": self._lead.epoch}

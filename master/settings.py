@@ -1,0 +1,25 @@
+"""Settings of the master."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from common.settings import Address, CommonSettings
+
+
+class MasterSettings(CommonSettings):
+    """Everything that can be set on a master."""
+
+    bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
+    advertise_url: str = Field("", description="URL under which consumers reach this master. Empty: made from USHER_BIND.")
+    leader_lease_seconds: float = Field(5.0, ge=0.5, le=600, description="Life of the leader lease: a standby takes over this long after a leader is gone.")
+    batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
+    ticket_window: int = Field(512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more are parked.")
+    parked_limit: int = Field(2_000_000, ge=1, description="Most entries parked in all; at this many the master stops reading.")
+    roster_seconds: float = Field(0.5, ge=0.05, le=60, description="How often leases are looked at.")
+    health_seconds: float = Field(2.0, ge=0.1, le=600, description="How often every consumer's health URL is asked.")
+    health_failures: int = Field(5, ge=1, le=1000, description="Failed health answers in a row before a consumer's lease is revoked.")
+    health_hosts: str = Field("127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks (10.0.0.0/8) or names, comma separated.")
+    sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")
+    reconcile_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis.")
+    insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")

@@ -1,0 +1,129 @@
+"""What pages and commands may know, read from Redis alone: it works without a master, and on any of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from common.errors import GroupMissing
+from common.keys import MASTER, Keys
+from common.redis_client import CommandRefused, Link
+from common.registration import name_of
+from common.scripts import ScriptRunner
+from common.streams import Record, TicketStream, pairs, parse_record
+from master.policy.plans import HALTED, RETURNED
+from master.roster import read_roster
+
+#: Entries counted for the lag where Redis does not know it (before 7.0), at most.
+_MOST_COUNTED = 100_000
+_PAGE = 2000
+
+
+class StatusReader:
+    """Reads the state of one ticket stream. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._stream = TicketStream(link, keys)
+        self._scripts = ScriptRunner(link)
+        self._lock = threading.Lock()
+
+    def overview(self) -> dict[str, Any]:
+        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing, dead letters."""
+        with self._lock:
+            keys = self._keys
+            length, tickets, dead, leader = self._link.pipeline(
+                [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader)]
+            )
+            epoch, _, holder = (leader or b"").decode().partition(" ")
+            seen: dict[str, Any] = {
+                "stream": keys.stream,
+                "group": keys.group,
+                "leader_url": holder.partition(" ")[2] or None,
+                "epoch": int(epoch) if epoch else None,
+                "entries": length,
+                "tickets": tickets,
+                "dead_letters": dead,
+                "time_ms": time.time_ns() // 1_000_000,
+            }
+            try:
+                facts = self._stream.group_facts()
+                pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
+            except GroupMissing:
+                return seen | {"lag": length, "lag_is_exact": True, "pending": 0, "parked": 0}
+            lag, exact = self._lag(facts)
+            parked = pending.pop(MASTER, 0)
+            return seen | {"lag": lag, "lag_is_exact": exact, "pending": facts[b"pending"], "parked": parked}
+
+    def _lag(self, facts: dict[bytes, Any]) -> tuple[int, bool]:
+        """Entries the group has not read; False when there are more than were counted."""
+        if facts.get(b"lag") is not None:
+            return facts[b"lag"], True
+        last, counted = facts[b"last-delivered-id"], 0
+        while counted < _MOST_COUNTED:
+            count, last = self._scripts.run("count_above", (self._keys.stream,), (last, _PAGE))
+            counted += count
+            if count < _PAGE:
+                return counted, True
+        return counted, False
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Everybody on the roster, and names in the group that still hold entries without being on it."""
+        with self._lock:
+            members = read_roster(self._link, self._keys)
+            try:
+                group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
+            except (GroupMissing, CommandRefused):
+                group = {}
+        rows = [
+            {
+                "name": member.registration.name,
+                "incarnation": incarnation,
+                "state": member.state or "lost",
+                "lease_ms": member.lease_ms,
+                "pending": group.get(incarnation, 0),
+                "slots": member.registration.slots,
+                "capacity": member.registration.capacity,
+                "health_url": member.registration.health_url,
+            }
+            for incarnation, member in members.items()
+        ]
+        for incarnation, pending in group.items():
+            if pending and incarnation not in members and ":" in incarnation:
+                rows.append({"name": name_of(incarnation), "incarnation": incarnation, "state": "lost", "lease_ms": 0, "pending": pending})
+        return sorted(rows, key=lambda row: str(row["incarnation"]))
+
+    def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
+        """About ``limit`` tickets in processing and where to go on; ``cursor`` "0" at first, None at the end."""
+        with self._lock:
+            found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
+        rows = [shown(ticket, value) for ticket, value in pairs(flat).items()]
+        following = bytes(found).decode()
+        return {"tickets": rows, "cursor": None if following == "0" else following}
+
+    def ticket(self, ticket_id: str) -> dict[str, Any] | None:
+        """A ticket in processing, or None."""
+        with self._lock:
+            value = self._link.call("HGET", self._keys.tickets, ticket_id)
+        return None if value is None else shown(ticket_id.encode(), value)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def shown(ticket: bytes, value: bytes) -> dict[str, Any]:
+    """A record of the index as people and programs get it."""
+    row: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace")}
+    try:
+        record: Record = parse_record(value)
+    except ValueError:
+        return row | {"state": "unreadable"}
+    ids = [entry_id.decode() for entry_id in record.ids]
+    if record.owner == RETURNED:
+        return row | {"state": "returned", "fence": record.fence, "message_ids": ids}
+    if record.owner == HALTED:
+        return row | {"state": "halted", "fence": record.fence, "message_ids": ids}
+    owner = record.owner.decode(errors="replace")
+    return row | {"state": "processing", "consumer_name": name_of(owner), "owner": owner, "fence": record.fence, "message_ids": ids}

@@ -1,0 +1,19 @@
+"""The master's HTTP interface. ``ports`` says what it needs of the master that runs, ``api`` has the routes, ``app`` puts them together.
+
+====================================  ==============================================================================================
+request                               answer
+====================================  ==============================================================================================
+POST /api/consumers/register          201 new, 200 the same incarnation again, 409 ``name_in_use``
+POST /api/consumers/deregister        200, 404 ``unknown_incarnation``
+POST /api/messages/acknowledge        200 with ``ok``, ``gone`` or ``stale`` per message, 409 ``fenced``, 503 ``not_leader``
+GET /api/consumers                    200
+GET /api/tickets?cursor=&limit=       200, a page of at most 200
+GET /api/tickets/{id}                 200, 404 ``unknown_ticket``
+GET /api/health, /ready, /live        200, 503 with the reasons; ``live`` is always 200
+====================================  ==============================================================================================
+
+Everything: 400, 401, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 431 for what the client did wrong, 503 with Retry-After when
+Redis is away; bodies of errors are problem documents (``common.web``).
+"""
+
+from __future__ import annotations

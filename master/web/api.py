@@ -1,0 +1,191 @@
+"""The routes of the master. Each reads strictly, asks the port once, and answers; what errors look like is in ``app``."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Annotated, Any
+
+from flask import Blueprint, Response, request
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+
+from common.registration import NAME, NO_LOCK
+from common.web import Problem, answer, read_json, read_model, unprocessable
+from master.web.health_url import HealthHosts, UnfitUrl, host_of
+from master.web.ports import AckItem, AckReport, MasterPort, RegisterRequest
+
+#: Bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
+REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
+#: Messages of one report.
+MOST_MESSAGES = 1000
+_LONGEST_TICKET_ID = 256
+_TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
+_TICKETS_PATH = b"/api/tickets/"
+
+_INCARNATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}")
+_MESSAGE_IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LOCK = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+_CURSOR = re.compile(r"[A-Za-z0-9._:=-]{1,256}")
+_LIMIT = re.compile(r"[0-9]{1,9}")
+
+
+def _fitting(pattern: re.Pattern[str], hint: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise ValueError(hint)
+        return value
+
+    return AfterValidator(check)
+
+
+def _plain_url(value: str) -> str:
+    host_of(value)
+    return value
+
+
+class _Registration(BaseModel):
+    """The body of register. A field that is not known is refused: a misspelt ``slots`` would be 1 in silence."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    name: Annotated[str, _fitting(NAME, "must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit")] = Field(
+        validation_alias=AliasChoices("name", "consumer_name")
+    )
+    health_url: Annotated[str, AfterValidator(_plain_url)] = Field(validation_alias=AliasChoices("health_url", "healthURL"))
+    uuid: Annotated[str, _fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")] | None = None
+    slots: int = Field(1, ge=1, le=1024)
+    capacity: int = Field(1000, ge=1, le=100_000)
+    lock: Annotated[str, _fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")] = NO_LOCK
+
+
+class _Deregistration(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    incarnation: Annotated[str, _fitting(_INCARNATION, "must look like name:17")]
+
+
+def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
+    """All of ``/api`` but the health endpoints."""
+    api = Blueprint("api", __name__, url_prefix="/api")
+
+    @api.post("/consumers/register")
+    def register() -> Response:
+        asked = _read_registration(health_hosts)
+        given = port.register(asked)
+        document = {
+            "incarnation": given.incarnation,
+            "generation": given.generation,
+            "lease_ms": given.lease_ms,
+            "leader_url": given.leader_url,
+        }
+        return answer(document, 201 if given.created else 200)
+
+    @api.post("/consumers/deregister")
+    def deregister() -> Response:
+        incarnation = read_model(_Deregistration, read_json(request, REGISTER_BODY)).incarnation
+        if not port.deregister(incarnation):
+            raise Problem(404, "unknown_incarnation")
+        return answer({"incarnation": incarnation})
+
+    @api.post("/messages/acknowledge")
+    def acknowledge() -> Response:
+        return answer({"results": port.acknowledge(read_report(read_json(request, ACKNOWLEDGE_BODY)))})
+
+    @api.get("/consumers")
+    def consumers() -> Response:
+        return answer({"consumers": port.consumers()})
+
+    @api.get("/tickets")
+    def tickets() -> Response:
+        return answer(port.tickets(*_read_page()))
+
+    @api.get("/tickets/<rest:ticket_id>")
+    def ticket(ticket_id: str) -> Response:
+        found = port.ticket(_read_ticket_id())
+        if found is None:
+            raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
+        return answer(found)
+
+    return api
+
+
+def _read_registration(health_hosts: HealthHosts) -> RegisterRequest:
+    asked = read_model(_Registration, read_json(request, REGISTER_BODY))
+    try:
+        health_hosts.check(asked.health_url)
+    except UnfitUrl as unfit:
+        raise unprocessable([{"field": "health_url", "problem": str(unfit)}]) from None
+    # Without a uuid of its own, a client that registers again is a new start: only the end of the lease frees the name.
+    return RegisterRequest(asked.name, asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock)
+
+
+def read_report(document: object) -> AckReport:
+    """The body of acknowledge. Raises Problem 422.
+
+    By hand: this is the one document that comes all the time, and pydantic takes three times as long.
+    """
+    if type(document) is not dict or document.keys() != {"incarnation", "tickets"}:
+        raise _unfit("", "must be an object of incarnation and tickets")
+    incarnation, tickets = document["incarnation"], document["tickets"]
+    if type(incarnation) is not str or not _INCARNATION.fullmatch(incarnation):
+        raise _unfit("incarnation", "must look like name:17")
+    if type(tickets) is not list or not 0 < len(tickets) <= MOST_MESSAGES:
+        raise _unfit("tickets", f"must be a list of 1 to {MOST_MESSAGES}")
+    items = tuple([_read_item(item, index) for index, item in enumerate(tickets)])
+    message_ids: list[Any] = []
+    for item in items:
+        message_ids += item.message_ids
+    if len(message_ids) > MOST_MESSAGES:
+        raise _unfit("tickets", f"must have at most {MOST_MESSAGES} message_ids together")
+    try:
+        fit = _MESSAGE_IDS.fullmatch("\n".join(message_ids))  # one match for all of them
+    except TypeError:
+        fit = None
+    if not fit:
+        raise _unfit("tickets.message_ids", "must be stream ids like 1526919030474-55")
+    return AckReport(incarnation, items)
+
+
+def _read_item(item: Any, index: int) -> AckItem:
+    """One ticket of a report; its message_ids are only known to be a list that is not empty."""
+    if type(item) is not dict or item.keys() != {"ticket_id", "fence", "message_ids"}:
+        raise _unfit(f"tickets.{index}", "must be an object of ticket_id, fence and message_ids")
+    ticket_id, fence, message_ids = item["ticket_id"], item["fence"], item["message_ids"]
+    if type(ticket_id) is not str or not _fits(ticket_id):
+        raise _unfit(f"tickets.{index}.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
+    if type(fence) is not int or not 0 <= fence < 2**63:
+        raise _unfit(f"tickets.{index}.fence", "must be a whole number from 0 to 2^63 - 1")
+    if type(message_ids) is not list or not message_ids:
+        raise _unfit(f"tickets.{index}.message_ids", "must be a list that is not empty")
+    return AckItem(ticket_id, fence, tuple(message_ids))
+
+
+def _fits(ticket_id: str) -> bool:
+    return 0 < len(ticket_id) <= _LONGEST_TICKET_ID and (ticket_id.isascii() or len(ticket_id.encode()) <= _LONGEST_TICKET_ID)
+
+
+def _unfit(field: str, problem: str) -> Problem:
+    return unprocessable([{"field": field, "problem": problem}])
+
+
+def _read_page() -> tuple[str, int]:
+    """Cursor and limit of the query. More than the largest page is the largest page."""
+    cursor, limit = request.args.get("cursor", "") or "0", request.args.get("limit", str(_TICKETS_ON_A_PAGE))
+    if not _CURSOR.fullmatch(cursor):
+        raise _unfit("cursor", "must be one that an answer gave")
+    if not _LIMIT.fullmatch(limit) or int(limit) < 1:
+        raise _unfit("limit", "must be a whole number above 0")
+    return cursor, min(int(limit), _MOST_TICKETS_ON_A_PAGE)
+
+
+def _read_ticket_id() -> str:
+    """The ticket id of the path. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
+    path = request.environ["PATH_INFO"].encode("latin-1")
+    try:
+        ticket_id: str = path.removeprefix(_TICKETS_PATH).decode()
+    except UnicodeDecodeError:
+        raise Problem(404, "unknown_ticket", "ticket ids are UTF-8") from None
+    if not _fits(ticket_id):
+        raise _unfit("ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
+    return ticket_id

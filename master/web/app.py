@@ -1,0 +1,48 @@
+"""The master's Flask application."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from flask import Flask, Response
+
+from common import web
+from common.web import Problem, answer_problem
+from master.web.api import REGISTER_BODY, routes
+from master.web.health_url import parse_hosts
+from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader
+
+
+def create_app(port: MasterPort, *, token: str, health_hosts: str, hosts: Collection[str] = ()) -> Flask:
+    """The application on top of ``port``.
+
+    ``token``, ``health_hosts``: the settings of that name. ``hosts``: the names under which this service may be addressed, empty for any.
+    Raises SettingsError when health_hosts cannot be read.
+    """
+    app = web.create_app(__name__, token, REGISTER_BODY, hosts)
+    app.register_blueprint(routes(port, parse_hosts(health_hosts)))
+    web.add_health(app, port.health, lambda: _role(port.leading()))
+
+    @app.errorhandler(NameHeld)
+    def name_held(held: NameHeld) -> Response:
+        return answer_problem(Problem(409, "name_in_use", str(held), headers=_retry_after(held.retry_after_s)))
+
+    @app.errorhandler(NotLeader)
+    def not_leader(standby: NotLeader) -> Response:
+        return answer_problem(Problem(503, "not_leader", str(standby), headers=_retry_after(1), leader_url=standby.leader_url))
+
+    @app.errorhandler(IncarnationFenced)
+    def fenced(_ended: IncarnationFenced) -> Response:
+        return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
+
+    return app
+
+
+def _role(leading: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "leader" if leading["leader"] else "standby", **leading}
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}

@@ -1,0 +1,96 @@
+"""What the HTTP interface needs of the master that runs. ``master.wiring`` provides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from common.errors import UsherError
+from common.health import Health
+
+
+@dataclass(frozen=True)
+class RegisterRequest:
+    """A start of a consumer that asks for a generation. See ``common.registration.Registration`` for the fields."""
+
+    name: str
+    uuid: str
+    health_url: str
+    slots: int
+    capacity: int
+    lock: str
+
+
+@dataclass(frozen=True)
+class RegisterAnswer:
+    """``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the life of its lease."""
+
+    created: bool
+    incarnation: str
+    generation: int
+    lease_ms: int
+    leader_url: str | None
+
+
+class AckItem(NamedTuple):
+    """Messages of one ticket, in stream order, that Redis has as acknowledged. A named tuple: a report has up to a thousand."""
+
+    ticket_id: str
+    fence: int
+    message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AckReport:
+    """What one incarnation has acknowledged. It frees by id and incarnation: doubled, late and reordered reports change nothing."""
+
+    incarnation: str
+    items: tuple[AckItem, ...]
+
+
+class NameHeld(UsherError):
+    """The name is held by an incarnation that lives."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__()
+
+
+class NotLeader(UsherError):
+    """This master is a standby. ``leader_url`` is None when nobody leads at the moment."""
+
+    def __init__(self, leader_url: str | None) -> None:
+        self.leader_url = leader_url
+        super().__init__()
+
+
+class IncarnationFenced(UsherError):
+    """The leader does not know this incarnation, or knows that its lease has ended: it must stop and register as a new one."""
+
+
+class MasterPort(Protocol):
+    """The master, seen from its HTTP interface. Called from several threads. All may raise RedisTrouble (503)."""
+
+    def register(self, asked: RegisterRequest) -> RegisterAnswer:
+        """Raises NameHeld."""
+
+    def deregister(self, incarnation: str) -> bool:
+        """False: it is not known."""
+
+    def acknowledge(self, report: AckReport) -> list[list[str]]:
+        """``ok``, ``gone`` or ``stale`` for each id of each item. Raises NotLeader, IncarnationFenced."""
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Everybody on the roster."""
+
+    def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
+        """``{"tickets": [...], "cursor": next or None}``: about ``limit`` tickets in processing. The first cursor is ``"0"``."""
+
+    def ticket(self, ticket_id: str) -> dict[str, Any] | None:
+        """None: it is not in processing."""
+
+    def health(self) -> Health:
+        """Do the services make progress?"""
+
+    def leading(self) -> dict[str, Any]:
+        """``{"leader": bool, "leader_url": str | None, "epoch": int | None}``; from memory, so that health answers when Redis does not."""

@@ -1,0 +1,97 @@
+"""The master's parts, put together in one place. Each part gets the few values it needs, never the settings as a whole."""
+
+from __future__ import annotations
+
+import logging
+
+from flask import Flask
+
+from common.clock import now_s
+from common.keys import Keys
+from common.log import event
+from common.redis_client import Link
+from common.service import Service
+from common.streams import TicketStream
+from master.dispatcher import Dispatcher, Limits, Strays
+from master.elector import Elector, Lead
+from master.health_checker import HealthChecker
+from master.intake import Doorbell
+from master.janitor import Janitor
+from master.membership import Membership
+from master.roster import RosterReader
+from master.service_port import ServicePort
+from master.settings import MasterSettings
+from master.status import StatusReader
+from master.web.app import create_app
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 3.0
+
+
+class MasterProgram:
+    """The master as common.serving runs it: web application, start, stop."""
+
+    def __init__(self, settings: MasterSettings, redis_url: str) -> None:
+        self._settings = settings
+        self._redis_url = redis_url
+        self._keys = Keys(settings.ticket_stream, settings.group)
+        self._lead = Lead()
+        lease_ms = int(settings.lease_seconds * 1000)
+        limits = Limits(
+            settings.batch_size, settings.ticket_window, settings.parked_limit, settings.reconcile_seconds, settings.ticket_field
+        )
+        self._dispatcher = Dispatcher(self._link("dispatch"), self._keys, self._lead, limits)
+        self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
+        bell_link = self._link("doorbell")
+        doorbell = Doorbell(bell_link, TicketStream(bell_link, self._keys), self._dispatcher.ring)
+        self._dispatcher.doorbell = doorbell
+        self._lead.on_change = self._dispatcher.wake
+        health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
+        janitor = Janitor(
+            self._link("sweep"),
+            self._keys,
+            self._lead,
+            settings.ticket_field,
+            2 * lease_ms,
+            settings.sweep_seconds,
+            lambda epoch, found: self._dispatcher.post(Strays(epoch, found)),
+        )
+        self._services: list[Service] = [self._dispatcher, doorbell, self._roster, health, janitor]
+        self._membership = Membership(self._link("register"), self._keys, lease_ms)
+        self._status = StatusReader(self._link("status"), self._keys)
+        port = ServicePort(
+            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake
+        )
+        self.app: Flask = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts)
+
+    def start(self, port: int, host: str) -> None:
+        """Start every role; the elector last, and with it the work."""
+        settings = self._settings
+        url = settings.advertise_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        lease_ms = int(settings.leader_lease_seconds * 1000)
+        elector = Elector(self._link("elect"), self._keys, self._lead, url, lease_ms, self._works)
+        self._services.append(elector)
+        event(log, "master_starts", url=url, stream=self._keys.stream, group=self._keys.group)
+        for service in self._services:
+            service.start()
+
+    def stop(self) -> None:
+        """End the work first, then give the lead up, so that a standby adopts at once and finds nothing moving."""
+        *workers, elector = self._services
+        for service in workers:
+            service.stop()
+        for service in workers:
+            service.join(_JOIN_S)
+        elector.stop()
+        elector.join(_JOIN_S)
+        self._membership.close()
+        self._status.close()
+
+    def _works(self) -> bool:
+        """Whether the dispatcher makes progress: the lead is extended only then."""
+        last = self._dispatcher.last_turn_s
+        return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
+
+    def _link(self, role: str) -> Link:
+        return Link(self._redis_url, f"master:{role}")

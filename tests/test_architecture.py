@@ -1,0 +1,192 @@
+"""Rules of layout and imports, executed. Every rule has a second test that shows it can fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import env_example, rules
+from tests.rules import ONLY_IN, PACKAGES, ROOT, Source, sources
+
+_PROGRAM = sources(*PACKAGES)
+_TESTS = sources("tests")
+_SCRIPTS = {file.stem: file.read_text(encoding="utf-8") for file in sorted((ROOT / "common" / "lua").glob("*.lua"))}
+_IMPORT = [sys.executable, "-B", "-m", "tests.import_quietly"]
+
+
+def _source(text: str, path: str = "common/x.py") -> Source:
+    return Source(path, text)
+
+
+def _clean(findings: list[str]) -> None:
+    assert not findings, "\n" + "\n".join(findings)
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {source.path.partition("/")[0] for source in _PROGRAM} == set(PACKAGES)
+    assert _SCRIPTS
+
+
+def test_common_imports_neither_program_and_the_programs_never_import_each_other() -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.wrong_program(source)])
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("common/x.py", "import master"),
+        ("common/x.py", "def f():\n    from consumer.settings import ConsumerSettings"),
+        ("master/x.py", "from consumer import wiring"),
+        ("consumer/policy/x.py", "import master.policy.affinity as a"),
+        ("master/x.py", "from tests import conftest"),
+    ],
+)
+def test_an_import_of_the_wrong_program_is_found(path: str, text: str) -> None:
+    assert len(rules.wrong_program(_source(text, path))) == 1
+
+
+def test_an_import_of_the_own_program_or_of_common_is_none() -> None:
+    assert not rules.wrong_program(_source("import common.keys\nfrom master.policy import affinity\nfrom . import policy", "master/x.py"))
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_library_is_imported_in_its_places_only(library: str) -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.library_elsewhere(source, library)])
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_library_elsewhere_is_found_and_in_its_place_is_not(library: str) -> None:
+    for text in (f"import {library}", f"import {library}.a as b", f"from {library}.a import b", f"def f():\n    import {library}"):
+        assert rules.library_elsewhere(_source(text, "master/x.py"), library)
+        assert not rules.library_elsewhere(_source(text, ONLY_IN[library][0].replace("*", "x")), library)
+    assert not rules.library_elsewhere(_source(f"from common import {library}_client\nfrom . import {library}", "master/x.py"), library)
+
+
+def test_decisions_are_pure() -> None:
+    _clean(rules.impure_decisions(_PROGRAM))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time",
+        "from time import monotonic",
+        "def f():\n    import threading",
+        "import os.path",
+        "from common import clock",
+        "from common.clock import now_s",
+        "import random\nrandom.shuffle([])",
+        "import random\nrng = random.Random()",
+        "from random import Random",
+    ],
+)
+def test_an_impure_decision_is_found_also_through_other_modules(text: str) -> None:
+    clock = _source("import time", "common/clock.py")
+    assert rules.impure_decisions([clock, _source(text, "master/policy/x.py")])
+    assert not rules.impure_decisions([clock, _source(text, "master/x.py")])
+
+
+def test_a_decision_may_take_randomness_and_name_types() -> None:
+    randomness = "import random\ndef f(rng: random.Random) -> float:\n    return rng.random()"
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import redis"
+    for text in (randomness, types):
+        assert not rules.impure_decisions([_source(text, "consumer/policy/x.py")])
+
+
+def test_threads_begin_in_services_only() -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.threads_elsewhere(source)])
+
+
+@pytest.mark.parametrize("text", ["threading.Thread(target=f)", "Thread()", "class A(threading.Thread): ...", "Timer(1, f)", "ThreadPoolExecutor()"])
+def test_a_thread_elsewhere_is_found(text: str) -> None:
+    assert rules.threads_elsewhere(_source(text))
+    assert not rules.threads_elsewhere(_source(text, "common/service.py"))
+
+
+def test_the_environment_is_read_at_entry_points_only() -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.environment_elsewhere(source)])
+
+
+@pytest.mark.parametrize("text", ["os.environ['A']", "x = os.getenv('A')", "from os import environ", "dict(os.environ)"])
+def test_a_look_at_the_environment_elsewhere_is_found(text: str) -> None:
+    assert rules.environment_elsewhere(_source(text))
+    assert not rules.environment_elsewhere(_source(text, "master/__main__.py"))
+
+
+def test_files_and_functions_can_be_read_to_their_end() -> None:
+    found = [finding for source in _PROGRAM for finding in rules.too_long(source)]
+    found += [finding for source in _TESTS for finding in rules.too_long(source, rules.TEST_FILE_LINES, rules.TEST_FUNCTION_LINES)]
+    _clean(found)
+
+
+def test_what_is_too_long_is_found() -> None:
+    assert not rules.too_long(_source("def f():\n" + "    pass\n" * 49))
+    assert len(rules.too_long(_source("async def f():\n" + "    pass\n" * 50))) == 1
+    assert len(rules.too_long(_source("x = 1\n" * 401))) == 1
+    assert not rules.too_long(_source("x = 1\n" * 400))
+
+
+def test_no_class_takes_the_world() -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.god_classes(source)])
+
+
+def test_a_class_that_takes_the_world_is_found() -> None:
+    assert rules.god_classes(_source("class Manager: ..."))
+    assert rules.god_classes(_source("class Roster:\n    def __init__(self, a, b, c, d, e, f, g, *, h, i): ..."))
+    assert not rules.god_classes(_source("class Roster:\n    def __init__(self, a, b, c, d, e, f, g, *, h): ..."))
+
+
+@pytest.mark.parametrize("name", _SCRIPTS)
+def test_every_script_begins_with_its_contract(name: str) -> None:
+    _clean(rules.lua_header(name, _SCRIPTS[name]) + rules.lua_keys(name, _SCRIPTS[name]))
+
+
+def test_a_script_without_its_contract_is_found() -> None:
+    good = "-- x: it.\n-- KEYS: 1 a, 2 b\n-- ARGV: none\n-- Returns: 1\n-- Why Lua: so\nreturn KEYS[2]\n"
+    assert not rules.lua_header("x", good)
+    assert not rules.lua_keys("x", good)
+    assert len(rules.lua_header("x", good.replace("-- Why Lua", "-- Reason"))) == 1
+    assert rules.lua_header("x", "\n" + good)
+    assert rules.lua_keys("x", good + "redis.call('SET', KEYS[3], 1)")
+    assert rules.lua_keys("x", good + "redis.call('KEYS', '*')")
+
+
+@pytest.mark.parametrize("name", _SCRIPTS)
+def test_every_script_is_tried_against_a_real_server(name: str) -> None:
+    tests = [source for source in _TESTS if source.path.startswith("tests/integration/test_")]
+    assert any(f"{name}.lua" in source.text or f'"{name}"' in source.text for source in tests), f"no tests/integration/test_*.py names {name}.lua"
+
+
+def test_the_example_of_the_settings_is_up_to_date() -> None:
+    file = ROOT / "deploy" / "env.example"
+    assert file.read_text(encoding="utf-8") == env_example.text(), "run: python -m tests.env_example > deploy/env.example"
+
+
+def test_importing_a_module_does_nothing() -> None:
+    done = subprocess.run([*_IMPORT, *(source.module for source in _PROGRAM)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import socket\ntry: socket.create_connection(('127.0.0.1', 9))\nexcept OSError: pass", "socket.connect"),
+        ("import subprocess\nsubprocess.run(['true'])", "subprocess.Popen"),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()", "started a thread"),
+        ("import os\nos.environ.get('USHER_GROUP')", "read USHER_GROUP"),
+        ("open('made', 'w').close()", "open"),
+        ("print('hello')", "printed"),
+        ("import nowhere_to_be_found", "cannot be imported"),
+    ],
+)
+def test_an_import_that_does_something_is_found(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "busy_module.py").write_text(text)
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from tests.import_quietly import main; sys.exit(main(['busy_module']))"
+    done = subprocess.run([sys.executable, "-B", "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    (tmp_path / "made").unlink(missing_ok=True)
+    (ROOT / "made").unlink(missing_ok=True)
+    assert done.returncode == 1
+    assert told in done.stdout

@@ -1,0 +1,173 @@
+"""The `usher` command: what it imports, what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from common import cli
+from common.commands.relay import Relay
+from common.commands.supervision import environment, master_urls
+from common.errors import SettingsError, StartRefused
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def usher(*words: str, cwd: Path = ROOT, start: tuple[str, ...] = ("-m", "common.cli"), **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(cwd), **environ}
+    return subprocess.run([sys.executable, *start, *words], cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def package(folder: Path, name: str, text: str = "") -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(text)
+
+
+def test_help_lists_every_command_and_imports_none_of_them() -> None:
+    ours = "('master', 'consumer', 'redis', 'flask')"
+    look = (
+        "import sys; from common.cli import run, COMMANDS; code = run(['--help']);"
+        "print([name for name in sys.modules if name.split('.')[0] in " + ours + " or name.startswith('common.commands')]);"
+        "sys.exit(code)"
+    )
+    done = usher(start=("-c", look))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("[]")
+    for name, listed in cli.COMMANDS.items():
+        assert f"  {name} " in done.stdout
+        assert listed.summary.split(":")[0] in done.stdout
+
+
+def test_the_modules_of_all_commands_exist() -> None:
+    for listed in (*cli.COMMANDS.values(), *cli.HIDDEN.values()):
+        assert importlib.util.find_spec(listed.target.partition(":")[0]) is not None, listed.target
+
+
+def test_version() -> None:
+    done = usher("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usher ")
+
+
+@pytest.mark.parametrize(
+    "words", [("nope",), ("send", "--nope"), ("send",), ("send", "--csv", "x"), ("send", "--simulate", "1", "--ticket", "2"), ("send", "a=b")]
+)
+def test_wrong_usage_is_exit_code_2(words: tuple[str, ...]) -> None:
+    done = usher(*words)
+    assert done.returncode == 2
+    assert "Error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_our_errors_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def broken() -> None:
+        raise SettingsError(["USHER_X: is wrong", "USHER_Y: too"])
+
+    monkeypatch.setattr(cli, "load_command", lambda target: broken)
+    assert cli.run(["up"]) == 2
+    assert capsys.readouterr().err == "usher: These settings cannot be used:\n  USHER_X: is wrong\n  USHER_Y: too\n"
+
+
+def test_ctrl_c_is_130_and_a_commands_own_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    @click.argument("how")
+    def ending(how: str) -> None:
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        click.get_current_context().exit(1)
+
+    monkeypatch.setattr(cli, "load_command", lambda target: ending)
+    assert cli.run(["up", "interrupt"]) == 130
+    assert cli.run(["up", "exit"]) == 1
+
+
+def test_without_redis_and_usher_up_a_command_says_so(tmp_path: Path) -> None:
+    done = usher("send", "--simulate", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usher: USHER_REDIS_URL is empty and no `usher up` is running")
+
+
+def test_a_package_of_another_project_with_our_name_is_told(tmp_path: Path) -> None:
+    package(tmp_path, "consumer")
+    done = usher("consumer", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"`consumer` was imported from {tmp_path / 'consumer'}, which hides Usher's own {ROOT / 'consumer'}" in done.stderr
+
+
+def test_the_launcher_finds_our_packages_in_a_folder_with_others_of_the_same_name(tmp_path: Path) -> None:
+    for name in ("common", "master", "consumer"):
+        package(tmp_path, name, "raise RuntimeError('not ours')")
+    done = usher("--version", cwd=tmp_path, start=(str(ROOT / "common" / "launch.py"),), PYTHONPATH=str(tmp_path))
+    assert (done.returncode, str(ROOT) in done.stdout) == (0, True), done.stderr
+
+
+def test_refuse_foreign_passes_our_own() -> None:
+    cli.refuse_foreign("common")
+    cli.refuse_foreign("not_imported_at_all")
+    with pytest.raises(StartRefused, match="`common` was imported from"):
+        cli.refuse_foreign("common", Path("/elsewhere"))
+
+
+def test_supervisord_gets_every_variable_that_its_file_asks_for(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "supervisord.conf").read_text()
+    asked = {part.partition(")")[0] for part in text.split("%(ENV_")[1:]}
+    made = environment({"USHER_HANDLER": "a:b"}, tmp_path, consumers=3, masters=2, port=8700, redis_port=None, stop_seconds=30)
+    assert asked <= set(made)
+    for name in asked:
+        assert f";   {name} " in text, f"{name} is not in the header"
+    assert made["USHER_MASTER_URLS"] == master_urls(8700, 2) == "http://127.0.0.1:8700,http://127.0.0.1:8701"
+
+
+def test_the_control_socket_fits_however_long_the_state_folder_is(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 90)
+    made = environment({}, deep, consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
+    again = environment({}, deep, consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
+    other = environment({}, deep / "y", consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
+    assert len(made["USHER_CONTROL_SOCKET"]) <= 96
+    assert made["USHER_CONTROL_SOCKET"] == again["USHER_CONTROL_SOCKET"] != other["USHER_CONTROL_SOCKET"]
+
+
+class TestRelay:
+    def test_new_lines_are_shown_with_their_program_and_old_ones_are_not(self, tmp_path: Path) -> None:
+        (tmp_path / "master-1.log").write_text("old\n")
+        relay = Relay(tmp_path, coloured=False)
+        with (tmp_path / "master-1.log").open("a") as log:
+            log.write("one\ntw")
+            log.flush()
+            assert relay.lines() == ["master-1     | one"]
+            log.write("o\n")
+        (tmp_path / "consumer-1.log").write_text("first\n")
+        assert relay.lines() == ["consumer-1   | first", "master-1     | two"]
+        assert relay.lines() == []
+        relay.close()
+
+    def test_a_rotation_loses_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.log"
+        path.write_text("")
+        relay = Relay(tmp_path, coloured=False)
+        path.write_text("before\n")
+        path.rename(tmp_path / "c.log.1")
+        path.write_text("after\n")
+        assert [*relay.lines(), *relay.lines()] == ["c            | before", "c            | after"]
+        relay.close()
+
+    def test_control_characters_do_not_reach_the_terminal(self, tmp_path: Path) -> None:
+        relay = Relay(tmp_path, coloured=False)
+        (tmp_path / "c.log").write_bytes(b"\x1b[31mred\x07 \xff\n")
+        assert relay.lines() == ["c            | \ufffd[31mred\ufffd \ufffd"]
+        relay.close()
+
+    def test_of_supervisord_only_news_is_shown(self, tmp_path: Path) -> None:
+        relay = Relay(tmp_path, coloured=True)
+        (tmp_path / "supervisord.log").write_text("x INFO spawned: 'a' with pid 1\nx WARN exited: a (exit status 1; not expected)\n")
+        (line,) = relay.lines()
+        assert "exited: a" in line
+        assert line.startswith("\x1b[31m")
+        relay.close()

@@ -1,0 +1,263 @@
+"""The judge of the demo must see what is wrong; a judge that says yes to everything would make the demo worthless."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from common.demo.records import Execution, RecordFile, RecordReader
+from common.demo.verdict import Verdict, judge
+
+SENT = [("1-0", "A"), ("2-0", "A"), ("3-0", "B"), ("4-0", "A")]
+
+
+def run(stream_id: str, start: int, end: int | None, *, ticket: str = "A", fence: int = 1, attempt: int = 1, pid: int = 7) -> Execution:
+    return Execution(f"c{pid}", pid, stream_id, ticket, fence, attempt, start, end)
+
+
+def good() -> list[Execution]:
+    return [run("1-0", 10, 20), run("2-0", 20, 30), run("3-0", 12, 18, ticket="B", pid=8), run("4-0", 31, 40)]
+
+
+def verdict(executions: list[Execution], **facts: object) -> Verdict:
+    return judge(SENT, executions, seconds=2.0, **facts)  # type: ignore[arg-type]
+
+
+def test_a_good_run_is_clean_and_counted() -> None:
+    seen = verdict(good())
+    assert seen.clean
+    assert (seen.sent, seen.handled, seen.tickets, seen.messages_per_second) == (4, 4, 2, 2.0)
+    assert [(share.name, share.handled, share.tickets) for share in seen.consumers] == [("c7", 3, 1), ("c8", 1, 1)]
+    assert seen.examples == ()
+
+
+def test_the_document_has_the_decided_names() -> None:
+    decided = "sent handled tickets lost duplicates order_violations overlaps dead_letters messages_per_second consumers"
+    assert set(decided.split()) <= set(verdict(good()).document())
+
+
+def test_the_order_of_the_records_does_not_matter() -> None:
+    for seed in range(20):
+        shuffled = good()
+        random.Random(seed).shuffle(shuffled)
+        assert verdict(shuffled) == verdict(good())
+
+
+def test_two_messages_of_a_ticket_swapped_are_one_violation() -> None:
+    runs = [run("2-0", 10, 20), run("1-0", 20, 30), run("3-0", 12, 18, ticket="B"), run("4-0", 31, 40)]
+    seen = verdict(runs)
+    assert (seen.order_violations, seen.overlaps, seen.clean) == (1, 0, False)
+    assert "1-0" in seen.examples[0]
+
+
+def test_order_across_tickets_is_not_promised() -> None:
+    runs = [run("3-0", 1, 2, ticket="B"), run("1-0", 10, 20), run("2-0", 20, 30), run("4-0", 31, 40)]
+    assert verdict(runs).clean
+
+
+def test_two_executions_of_a_ticket_at_the_same_time_overlap() -> None:
+    runs = good()
+    runs[1] = run("2-0", 19, 30)
+    seen = verdict(runs)
+    assert (seen.order_violations, seen.overlaps, seen.clean) == (0, 1, False)
+
+
+def test_an_overlap_with_a_long_one_further_back_is_seen() -> None:
+    sent = [("1-0", "A"), ("2-0", "A"), ("3-0", "A")]
+    runs = [run("1-0", 0, 100), run("2-0", 10, 20), run("3-0", 30, 40)]
+    assert judge(sent, runs, seconds=1.0).overlaps == 2
+
+
+def test_one_execution_may_begin_in_the_nanosecond_in_which_the_other_ended() -> None:
+    assert verdict(good()).overlaps == 0
+
+
+def test_a_message_never_handled_is_lost_and_named() -> None:
+    seen = verdict(good()[:3])
+    assert (seen.lost, seen.handled, seen.order_violations, seen.clean) == (1, 3, 0, False)
+    assert "4-0" in seen.examples[0]
+
+
+def test_a_message_that_only_started_is_lost() -> None:
+    runs = good()
+    runs[3] = run("4-0", 31, None)
+    assert (verdict(runs).lost, verdict(runs).clean) == (1, False)
+
+
+def test_an_execution_that_never_ended_overlaps_what_comes_after_it() -> None:
+    runs = good()
+    runs[0] = run("1-0", 10, None)
+    assert verdict(runs).overlaps == 2
+
+
+def test_a_dead_letter_is_not_lost_but_not_clean_either() -> None:
+    seen = verdict(good()[:3], dead={"4-0"})
+    assert (seen.lost, seen.dead_letters, seen.clean) == (0, 1, False)
+
+
+def test_a_message_handled_twice_is_a_duplicate() -> None:
+    seen = verdict([*good(), run("4-0", 50, 60)])
+    assert (seen.duplicates, seen.handled, seen.order_violations, seen.clean) == (1, 4, 0, False)
+
+
+def test_the_same_run_written_twice_does_not_make_up_for_a_loss() -> None:
+    seen = verdict([*good()[:3], run("1-0", 50, 60)])
+    assert (seen.lost, seen.duplicates, seen.clean) == (1, 1, False)
+
+
+def test_after_a_kill_repeats_under_a_new_fence_are_fine_and_reported() -> None:
+    runs = [
+        run("1-0", 10, 20),
+        run("2-0", 20, None),
+        run("3-0", 12, 18, ticket="B", pid=8),
+        run("1-0", 40, 45, fence=2, pid=8),
+        run("2-0", 45, 50, fence=2, pid=8),
+        run("4-0", 50, 55, fence=2, pid=8),
+    ]
+    seen = verdict(runs, killed_ns={7: 25})
+    assert (seen.duplicates, seen.order_violations, seen.overlaps, seen.lost, seen.clean) == (2, 0, 0, 0, True)
+
+
+def test_after_a_kill_a_start_before_the_killed_execution_can_have_ended_overlaps() -> None:
+    runs = [
+        run("1-0", 10, 20),
+        run("2-0", 20, None),
+        run("3-0", 12, 18, ticket="B"),
+        run("2-0", 23, 30, fence=2, pid=8),
+        run("4-0", 31, 40, fence=2, pid=8),
+    ]
+    assert verdict(runs, killed_ns={7: 25}).overlaps == 1
+
+
+def test_the_process_that_was_not_killed_gets_no_excuse() -> None:
+    runs = [run("1-0", 10, None, pid=9), *good()[1:]]
+    assert not verdict(runs, killed_ns={7: 25}).clean
+
+
+def test_after_a_kill_a_loss_is_still_a_loss() -> None:
+    assert not verdict(good()[:3], killed_ns={7: 25}).clean
+
+
+def test_going_back_under_the_same_fence_is_a_violation() -> None:
+    runs = [run("1-0", 10, 20), run("2-0", 20, 30), run("1-0", 30, 35), run("3-0", 12, 18, ticket="B"), run("4-0", 41, 50)]
+    assert verdict(runs, killed_ns={1: 1}).order_violations == 1
+
+
+def test_an_owner_with_a_lower_fence_that_runs_later_is_a_violation() -> None:
+    runs = [run("1-0", 10, 20, fence=5), run("2-0", 20, 30, fence=4), run("3-0", 12, 18, ticket="B"), run("4-0", 31, 40, fence=5)]
+    assert verdict(runs).order_violations == 1
+
+
+def test_a_retry_in_place_keeps_the_order() -> None:
+    seen = verdict([*good()[:3], run("4-0", 31, 40), run("4-0", 41, 50, attempt=2)])
+    assert (seen.order_violations, seen.duplicates) == (0, 1)
+
+
+def test_something_that_was_never_sent_is_not_clean() -> None:
+    seen = verdict([*good(), run("9-0", 1, 2, ticket="Z")])
+    assert (seen.unexpected, seen.handled, seen.clean) == (1, 4, False)
+
+
+def test_a_message_handled_under_another_ticket_is_a_violation() -> None:
+    runs = good()
+    runs[2] = run("3-0", 12, 18, ticket="A", pid=8)
+    assert not verdict(runs).clean
+
+
+def test_handled_but_never_acknowledged_is_not_clean() -> None:
+    assert not verdict(good(), unacknowledged=1).clean
+
+
+def test_nothing_handled_at_all_is_not_clean() -> None:
+    assert verdict([]).lost == 4
+    assert not verdict([]).clean
+
+
+@pytest.mark.parametrize("fault", ["swap", "drop", "overlap", "repeat"])
+def test_one_fault_in_a_long_random_history_is_found(fault: str) -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        sent, runs = history(rng, 200, 12)
+        assert judge(sent, runs, seconds=1.0).clean, seed
+        spoil(runs, fault, rng)
+        assert not judge(sent, runs, seconds=1.0).clean, (fault, seed)
+
+
+def history(rng: random.Random, count: int, tickets: int) -> tuple[list[tuple[str, str]], list[Execution]]:
+    free = {f"T{ticket}": 0 for ticket in range(tickets)}
+    sent, runs = [], []
+    for index in range(count):
+        ticket = rng.choice(list(free))
+        start = free[ticket] + rng.randrange(5)
+        free[ticket] = start + 2 + rng.randrange(9)
+        sent.append((f"{index + 1}-0", ticket))
+        runs.append(run(f"{index + 1}-0", start, free[ticket], ticket=ticket, pid=rng.randrange(3)))
+    return sent, runs
+
+
+def spoil(runs: list[Execution], fault: str, rng: random.Random) -> None:
+    index = rng.randrange(len(runs) - 50)
+    victim = runs[index]
+    other = next(later for later in runs[index + 1 :] if later.ticket == victim.ticket)
+    if fault == "swap":
+        victim.stream_id, other.stream_id = other.stream_id, victim.stream_id
+    elif fault == "drop":
+        runs.remove(victim)
+    elif fault == "overlap":
+        victim.end_ns = other.start_ns + 1
+    else:
+        assert victim.end_ns is not None
+        runs.append(run(victim.stream_id, victim.end_ns, victim.end_ns, ticket=victim.ticket))
+
+
+@dataclass
+class Message:
+    id: str = "5-1"
+    ticket_id: str = "T 1"
+    fence: int = 3
+    attempt: int = 2
+
+
+class TestRecords:
+    def test_what_is_written_is_read_back(self, tmp_path: Path) -> None:
+        file = RecordFile(tmp_path, "c1")
+        first = file.started(Message())
+        file.started(Message(id="6-0", ticket_id="with\nbreak \\ and \u00fc\u4e2d"))
+        file.ended(first)
+        reader = RecordReader(tmp_path)
+        reader.poll()
+        whole, open_one = sorted(reader.executions(), key=lambda seen: seen.stream_id)
+        assert (whole.consumer, whole.pid, whole.stream_id, whole.ticket, whole.fence, whole.attempt) == ("c1", os.getpid(), "5-1", "T 1", 3, 2)
+        assert whole.end_ns is not None
+        assert whole.end_ns >= whole.start_ns
+        assert (open_one.ticket, open_one.end_ns) == ("with\nbreak \\ and \u00fc\u4e2d", None)
+        assert (reader.started, reader.ended) == (2, 1)
+
+    def test_a_growing_file_is_read_on(self, tmp_path: Path) -> None:
+        reader = RecordReader(tmp_path)
+        reader.poll()
+        assert list(reader.executions()) == []
+        file = RecordFile(tmp_path, "c.1")
+        serial = file.started(Message())
+        reader.poll()
+        file.ended(serial)
+        reader.poll()
+        (seen,) = reader.executions()
+        assert seen.consumer == "c.1"
+        assert seen.end_ns is not None
+        assert reader.pids() == {"c.1": os.getpid()}
+
+    def test_a_line_that_is_not_whole_waits(self, tmp_path: Path) -> None:
+        path = tmp_path / "c1.77.records"
+        path.write_bytes(b"S 0 5-1 3 1 100 T\nE 0 2")
+        reader = RecordReader(tmp_path)
+        reader.poll()
+        assert reader.ended == 0
+        with path.open("ab") as file:
+            file.write(b"00\n")
+        reader.poll()
+        assert [seen.end_ns for seen in reader.executions()] == [200]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from common.log import configure, event, redacted
+
+_log = logging.getLogger("tests.log")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    captured = capsys.readouterr()
+    assert captured.out == "", "logs go to stderr: stdout belongs to the commands"
+    return captured.err.removesuffix("\n").split("\n")
+
+
+def test_a_line_for_people_has_time_level_program_thread_action_and_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("master", "info", "human")
+    event(_log, "ticket_handed_over", ticket="42", owner="c1:7", after_s=0.25, id=b"5-1")
+    (line,) = _lines(capsys)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1", line)
+
+
+@pytest.mark.parametrize("ticket", ["42\n00:00:00.000 INFO master intake all_is_well", "a b=c", "\x1b[31m", "\u2028x", "\x00", ""])
+@pytest.mark.parametrize("style", ["human", "json"])
+def test_a_ticket_id_cannot_fake_a_line_or_a_fact(style: str, ticket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure("master", "info", style)
+    event(_log, "ticket_handed_over", ticket=ticket, owner="c1:7")
+    (line,) = _lines(capsys)
+    if style == "human":
+        assert line.isprintable()
+        assert re.search(r' ticket=(".*"|\'.*\') owner=c1:7$', line)
+    else:
+        assert json.loads(line)["ticket"] == ticket
+
+
+def test_a_json_line_is_one_object_and_takes_any_fact(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("consumer", "info", "json")
+    event(_log, "turn_failed", level=logging.WARNING, problem=ValueError("no"), id=b"5-1", raw=b"\xff")
+    (line,) = _lines(capsys)
+    document = json.loads(line)
+    assert document["action"] == "turn_failed"
+    assert document["level"] == "WARNING"
+    assert document["program"] == "consumer"
+    assert document["problem"] == "no"
+
+
+@pytest.mark.parametrize("style", ["human", "json"])
+def test_a_password_is_never_logged_wherever_it_stands(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure("master", "debug", style)
+    url = "redis://user:s3cret@host:6379/0"
+    event(_log, "connected", url=url)
+    _log.info("plain text with %s in it", url)
+    try:
+        raise ValueError(f"cannot reach {url}")
+    except ValueError:
+        event(_log, "failed", exc_info=True)
+    told = "\n".join(_lines(capsys))
+    assert "s3cret" not in told
+    assert told.count(":***@host:6379/0") >= 3
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://:pw@h/0", "redis://:***@h/0"),
+        ("unix://:pw@/tmp/redis.sock?db=0", "unix://:***@/tmp/redis.sock?db=0"),
+        ("rediss://u:p:w@h", "rediss://u:***@h"),
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("a redis://u:1@h and redis://u:2@h", "a redis://u:***@h and redis://u:***@h"),
+        ("redis://:p@ss@h/0", "redis://:***@h/0"),
+        ("redis://:p/w@h/0", "redis://:***@h/0"),
+        ('{"url":"redis://u:1@h","mail":"x@y"}', '{"url":"redis://u:***@h","mail":"x@y"}'),
+        ("http://127.0.0.1:8700/api/health", "http://127.0.0.1:8700/api/health"),
+    ],
+)
+def test_passwords_in_urls(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+def test_the_level_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("master", "warning", "human")
+    event(_log, "quiet")
+    event(_log, "loud", level=logging.WARNING)
+    assert len(_lines(capsys)) == 1

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from common.errors import SettingsError
+from common.settings import CommonSettings, environment, is_loopback, load, name_of, options
+from consumer.settings import ConsumerSettings
+from master.settings import MasterSettings
+
+_CONSUMER = {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "m:f"}
+
+
+def test_without_any_setting_a_master_has_its_defaults_and_a_consumer_wants_a_name_and_a_handler() -> None:
+    assert load(MasterSettings, {}).group == "concurrency_stream_group"
+    with pytest.raises(SettingsError) as refused:
+        load(ConsumerSettings, {})
+    assert refused.value.problems == (
+        "USHER_CONSUMER_NAME is not set (or give --consumer-name)",
+        "USHER_HANDLER is not set (or give --handler)",
+    )
+
+
+def test_one_error_lists_every_bad_value() -> None:
+    bad = {"USHER_REDIS_URL": "http://x", "USHER_LEASE_SECONDS": "soon", "USHER_BIND": "8700", "USHER_TIKET_STREAM": "s", "USHER_GROUP": "a b"}
+    with pytest.raises(SettingsError) as refused:
+        load(MasterSettings, bad)
+    told = "\n".join(refused.value.problems)
+    for name in ("USHER_REDIS_URL", "USHER_LEASE_SECONDS", "USHER_BIND", "USHER_GROUP"):
+        assert f"{name}:" in told
+    assert "USHER_TIKET_STREAM is not a setting; did you mean USHER_TICKET_STREAM?" in told
+    assert len(refused.value.problems) == 5
+
+
+def test_a_bad_value_is_shown_unless_it_may_hold_a_secret() -> None:
+    with pytest.raises(SettingsError, match="it is 'soon'"):
+        load(MasterSettings, {"USHER_LEASE_SECONDS": "soon"})
+    with pytest.raises(SettingsError) as refused:
+        load(MasterSettings, {"USHER_REDIS_URL": "rediss//:secret@host"})
+    assert "secret" not in str(refused.value)
+
+
+def test_names_of_other_programs_are_left_alone_and_lookalikes_are_not() -> None:
+    load(MasterSettings, {"USHER_SOMETHING_ELSE_ENTIRELY": "1", "USHER_CONSUMERS": "3", "HOME": "/"})
+    with pytest.raises(SettingsError, match="did you mean USHER_API_TOKEN"):
+        load(MasterSettings, {"USHER_API_TOKENS": "x"})
+
+
+def test_a_flag_wins_over_the_environment_and_a_flag_not_given_does_not() -> None:
+    environ = {"USHER_GROUP": "from_environment"}
+    assert load(MasterSettings, environ, {"group": "from_flag"}).group == "from_flag"
+    assert load(MasterSettings, environ, {"group": None}).group == "from_environment"
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2", "unix:///tmp/s", ""])
+def test_redis_urls(url: str) -> None:
+    assert load(MasterSettings, {"USHER_REDIS_URL": url}).redis_url == url
+
+
+@pytest.mark.parametrize("name", ["c:1", "", "../c", "c\n", "-c", "c" * 65])
+def test_a_consumer_name_that_could_not_be_told_from_an_incarnation_or_a_path_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="USHER_CONSUMER_NAME"):
+        load(ConsumerSettings, _CONSUMER | {"USHER_CONSUMER_NAME": name})
+
+
+@pytest.mark.parametrize("value", ["host", ":1", "h:", "h:x", "h:65536", "h:-1"])
+def test_addresses_that_are_none(value: str) -> None:
+    with pytest.raises(SettingsError, match="USHER_BIND: must look like"):
+        load(MasterSettings, {"USHER_BIND": value})
+
+
+@pytest.mark.parametrize("value", ["", "127.0.0.1:8700", "http://a,", "ftp://a"])
+def test_master_urls_that_are_none(value: str) -> None:
+    with pytest.raises(SettingsError, match="USHER_MASTER_URLS"):
+        load(ConsumerSettings, _CONSUMER | {"USHER_MASTER_URLS": value})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.0.1:1", "[::1]:1", "localhost:1"])
+def test_reachable_from_this_machine_only(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "host:1", "localhost.example:1"])
+def test_reachable_from_elsewhere(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        load(MasterSettings, {}).group = "other"  # type: ignore[misc]
+
+
+def test_the_state_folder_is_in_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load(MasterSettings, {"USHER_STATE_DIR": "~/state"}).state_folder == tmp_path / "state"
+
+
+@given(
+    lease=st.floats(0.5, 3600),
+    batch=st.integers(1, 2000),
+    insecure=st.booleans(),
+    stream=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=50),
+)
+def test_what_is_handed_to_a_child_program_reads_back_the_same(lease: float, batch: int, insecure: bool, stream: str) -> None:
+    settings = MasterSettings(lease_seconds=lease, batch_size=batch, insecure=insecure, ticket_stream=stream, state_dir=Path("/x y"))
+    assert load(MasterSettings, environment(settings)) == settings
+
+
+def test_a_command_gets_its_flags_as_one_dict_and_help_tells_default_and_variable() -> None:
+    seen = {}
+
+    @click.command()
+    @click.argument("file")
+    @options(MasterSettings)
+    def command(flags: dict[str, object], file: str) -> None:
+        seen.update(flags, file=file)
+
+    assert CliRunner().invoke(command, ["f", "--lease-seconds", "3"]).exit_code == 0
+    assert seen["lease_seconds"] == "3"
+    assert seen["group"] is None
+    assert seen["file"] == "f"
+    told = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=1000).output.split())
+    assert "--lease-seconds" in told
+    assert "[default: 10.0] [USHER_LEASE_SECONDS]" in told
+
+
+@pytest.mark.parametrize("cls", [CommonSettings, MasterSettings, ConsumerSettings])
+def test_every_field_says_what_it_is(cls: type[CommonSettings]) -> None:
+    for field, info in cls.model_fields.items():
+        assert info.description, name_of(field)
+        assert info.description.endswith("."), name_of(field)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.stream_id import ZERO, after, before, from_rank, rank
+
+_MOST = 2**64 - 1
+_ids = st.tuples(st.integers(0, _MOST), st.integers(0, _MOST))
+
+
+def _written(parts: tuple[int, int]) -> bytes:
+    return b"%d-%d" % parts
+
+
+@given(_ids, _ids)
+def test_ids_sort_as_numbers_and_not_as_text(one: tuple[int, int], other: tuple[int, int]) -> None:
+    assert (rank(_written(one)) < rank(_written(other))) == (one < other)
+
+
+@given(_ids)
+def test_a_rank_is_the_id_itself(parts: tuple[int, int]) -> None:
+    assert from_rank(rank(_written(parts))) == _written(parts)
+
+
+@given(_ids)
+def test_before_and_after_are_neighbours(parts: tuple[int, int]) -> None:
+    here = _written(parts)
+    assert rank(after(here)) == rank(here) + 1
+    assert before(after(here)) == here
+    assert before(here) == (ZERO if here == ZERO else from_rank(rank(here) - 1))
+
+
+def test_the_sequence_carries_over_into_the_milliseconds() -> None:
+    assert after(b"5-18446744073709551615") == b"6-0"
+    assert before(b"6-0") == b"5-18446744073709551615"
+
+
+def test_ids_longer_by_a_digit_are_higher() -> None:
+    assert sorted([b"10-1", b"9-1", b"9-10", b"9-9"], key=rank) == [b"9-1", b"9-9", b"9-10", b"10-1"]

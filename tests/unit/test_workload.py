@@ -1,0 +1,167 @@
+"""What is sent: the made-up workload and CSV files, the good and the broken."""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import io
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.commands.sender import BATCH, batches, paced
+from common.errors import StartRefused
+from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents
+
+REAL_INCIDENTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "incidents.csv.gz"
+
+
+class TestIncidents:
+    def test_the_same_seed_gives_the_same_messages(self) -> None:
+        assert list(incidents(500, 50, 7)) == list(incidents(500, 50, 7))
+        assert list(incidents(500, 50, 7)) != list(incidents(500, 50, 8))
+
+    def test_a_longer_run_begins_like_a_shorter_one(self) -> None:
+        assert list(incidents(100, 50, 7)) == list(itertools.islice(incidents(500, 50, 7), 100))
+
+    def test_tickets_are_skewed_as_zipf_says(self) -> None:
+        counted = collections.Counter(message.ticket_id for message in incidents(20_000, 1000, 1))
+        harmonic = sum(1 / rank for rank in range(1, 1001))
+        hottest, count = counted.most_common(1)[0]
+        assert hottest == "INC0000001"
+        assert count == pytest.approx(20_000 / harmonic, rel=0.1)
+        assert counted["INC0000010"] == pytest.approx(20_000 / harmonic / 10, rel=0.3)
+
+    def test_every_ticket_lives_its_life_in_order(self) -> None:
+        lives: dict[str, list[dict[str, str]]] = collections.defaultdict(list)
+        for message in incidents(3000, 100, 3):
+            lives[message.ticket_id].append(message.fields)
+        for life in lives.values():
+            assert [fields["number"] for fields in life] == [str(number) for number in range(1, len(life) + 1)]
+            assert life[0]["state"] == "New"
+            assert "New" not in {fields["state"] for fields in life[1:]}
+            assert len({(fields["priority"], fields["group"]) for fields in life}) == 1
+        states = {fields["state"] for life in lives.values() for fields in life}
+        assert states == {"New", "Active", "Awaiting User Info", "Resolved", "Closed"}
+
+    def test_it_is_a_command_any_redis_client_could_send(self) -> None:
+        message = NewMessage("42", {"text": "h\u00e9"})
+        assert message.xadd("s", "ticket_id") == ["XADD", "s", "*", "ticket_id", b"42", b"text", "h\u00e9".encode()]
+
+
+def csv_file(folder: Path, text: str | bytes, name: str = "in.csv") -> str:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def read(path: str, key: str = "number") -> list[NewMessage]:
+    with CsvSource(path, key) as rows:
+        return list(rows)
+
+
+class TestCsv:
+    def test_all_columns_become_fields_and_the_key_names_the_ticket(self, tmp_path: Path) -> None:
+        path = csv_file(tmp_path, 'number,text\nI1,"a, b"\nI2,\n')
+        assert read(path) == [NewMessage("I1", {"number": "I1", "text": "a, b"}), NewMessage("I2", {"number": "I2", "text": ""})]
+
+    def test_gzip_is_recognised_by_content_not_name(self, tmp_path: Path) -> None:
+        packed = gzip.compress(b"number\nI1\n")
+        for name in ("in.csv.gz", "oddly_named"):
+            assert read(csv_file(tmp_path, packed, name)) == [NewMessage("I1", {"number": "I1"})]
+
+    def test_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Stdin:
+            buffer = io.BufferedReader(io.BytesIO(gzip.compress(b"number\nI1\n")))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(sys, "stdin", Stdin())
+        assert read("-") == [NewMessage("I1", {"number": "I1"})]
+
+    def test_a_byte_order_mark_windows_line_ends_and_empty_lines_are_fine(self, tmp_path: Path) -> None:
+        assert read(csv_file(tmp_path, b"\xef\xbb\xbfnumber,t\r\nI1,x\r\n\r\nI2,y\r\n")) == [
+            NewMessage("I1", {"number": "I1", "t": "x"}),
+            NewMessage("I2", {"number": "I2", "t": "y"}),
+        ]
+
+    def test_bytes_that_are_not_utf8_travel_through(self, tmp_path: Path) -> None:
+        (message,) = read(csv_file(tmp_path, b"number,t\nI1,\xff\xfe\n"))
+        assert b"\xff\xfe" in message.xadd("s", "ticket_id")
+
+    def test_a_line_break_in_quotes_keeps_the_line_numbers_right(self, tmp_path: Path) -> None:
+        path = csv_file(tmp_path, 'number,t\nI1,"two\nlines"\n,x\n')
+        with pytest.raises(WorkloadUnusable, match=r"in\.csv:4: column 'number' is empty"):
+            read(path)
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("number,t\nI1\n", r":2: has 1 columns, the header has 2"),
+            ("number,t\nI1,a,b\n", r":2: has 3 columns, the header has 2"),
+            ('number,t\nI1,"a\n', r":2: is not CSV"),
+            (b"number,t\n\xff,a\n", r":2: column 'number' is not UTF-8"),
+            ("number,t\n" + "x" * 257 + ",a\n", r":2: column 'number' has 257 bytes"),
+            (gzip.compress(b"number,t\n" + b"I1,a\n" * 50_000)[:-60], r":\d+: cannot be unpacked"),
+        ],
+    )
+    def test_a_bad_row_is_named_by_file_line_and_column(self, tmp_path: Path, text: str | bytes, told: str) -> None:
+        with pytest.raises(WorkloadUnusable, match=r"in\.csv" + told):
+            read(csv_file(tmp_path, text))
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("", r"--csv: .*in\.csv is empty"),
+            ("a,b\n1,2\n", r"--key: .*in\.csv has no column 'number'; it has: a, b"),
+            ("number,t,t\n1,2,3\n", r"in\.csv:1: column 't' is there twice"),
+            ("number,ticket_id\n1,2\n", r"has a column 'ticket_id', which is the ticket field"),
+        ],
+    )
+    def test_a_bad_header_is_refused_before_anything_is_sent(self, tmp_path: Path, text: str, told: str) -> None:
+        with pytest.raises(StartRefused, match=told):
+            CsvSource(csv_file(tmp_path, text), "number")
+
+    def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(StartRefused, match=r"--csv: .*gone\.csv cannot be read: No such file"):
+            CsvSource(str(tmp_path / "gone.csv"), "number")
+
+    def test_the_key_may_be_the_ticket_field_itself(self, tmp_path: Path) -> None:
+        (message,) = read(csv_file(tmp_path, "ticket_id,t\n7,x\n"), key="ticket_id")
+        assert message == NewMessage("7", {"t": "x"})
+
+    @pytest.mark.skipif(not REAL_INCIDENTS.exists(), reason="the real incident log is not here")
+    def test_the_real_incident_log(self) -> None:
+        with CsvSource(str(REAL_INCIDENTS), "number") as rows:
+            messages = list(rows)
+            assert rows.position == rows.size
+        assert len(messages) == 50_316
+        assert len({message.ticket_id for message in messages}) == 9_202
+
+
+class TestPacing:
+    def test_batches_are_full_but_the_last(self) -> None:
+        assert [len(batch) for batch in batches(incidents(1201, 5, 1))] == [BATCH, BATCH, 201]
+        assert list(batches([])) == []
+
+    def test_a_rate_is_kept_on_an_open_loop(self) -> None:
+        time = [100.0]
+        batch_times = []
+
+        def sleep(seconds: float) -> None:
+            time[0] += seconds
+
+        for batch in paced(incidents(100, 5, 1), 50.0, clock=lambda: time[0], sleep=sleep):
+            batch_times += [time[0] - 100.0] * len(batch)
+        assert len(batch_times) == 100
+        for index, when in enumerate(batch_times):
+            assert index / 50 <= when + 1e-6
+            assert when <= index / 50 + 0.021
+
+    def test_a_sender_that_was_held_up_catches_up(self) -> None:
+        time = [0.0]
+        sizes = []
+        for batch in paced(incidents(3000, 5, 1), 1000.0, clock=lambda: time[0], sleep=lambda _: None):
+            sizes.append(len(batch))
+            time[0] += 2.0
+        assert sizes == [1, BATCH, BATCH, BATCH, BATCH, BATCH, 499]
