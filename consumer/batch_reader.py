@@ -9,11 +9,14 @@ from __future__ import annotations
 from common.keys import Keys
 from common.redis_client import Link
 from common.service import Service
-from common.stream_id import ZERO, after, rank
+from common.stream_id import ZERO, after, from_rank, rank
 from common.streams import HandOver, parse_inbox, parse_own, read_inbox_command, read_own_command, trim_inbox_command
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper
 from consumer.policy.reads import plan_reads
+
+#: Entries per call while looking for what the planned reads did not bring.
+_PAGE = 1000
 
 
 class BatchReader(Service):
@@ -85,9 +88,24 @@ class BatchReader(Service):
             if isinstance(reply, Exception):
                 raise reply
             bodies.update(parse_own(reply))
+        self._read_on(wanted, bodies)
         self._untrimmed = False
         self._highest = max(self._highest, max(map(rank, wanted)))
         return bodies
+
+    def _read_on(self, wanted: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
+        """Find what the planned reads did not bring. Entries of records that we have not read yet are in the pending list too, and may
+        lie between those wanted; only at the end of the list an id is really gone."""
+        missing = sorted((rank(entry_id) for entry_id in wanted if entry_id not in bodies))
+        if not missing:
+            return
+        cursor, highest = from_rank(missing[0] - 1), missing[-1]
+        while rank(cursor) < highest:
+            page = parse_own(self._link.call(*read_own_command(self._keys, self._incarnation, cursor, _PAGE)))
+            if not page:
+                return
+            bodies.update(page)
+            cursor = page[-1].id
 
     def interrupt(self) -> None:
         self._link.interrupt()

@@ -80,7 +80,7 @@ class Incarnation:
 
     @property
     def services(self) -> list[Service]:
-        return [self.heartbeat, self.reader, *self.pool, self.acker, self.reporter]
+        return [self.reader, self.heartbeat, *self.pool, self.acker, self.reporter]
 
     def start(self) -> None:
         for service in self.services:

@@ -17,7 +17,7 @@ import click
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.commands.local import LocalSettings, Plan, plan, quiet_port, start, watch
 from common.commands.signals import StopAsked, StopRequest
@@ -198,11 +198,11 @@ def _display(count: int) -> Iterator[_Display]:
 
 def _show(verdict: Verdict, killed: str) -> None:
     console = Console()
-    counts = Table("sent", "handled", "tickets", "lost", "duplicates", "order violations", "overlaps", "dead letters", title="usher demo")
+    counts = Table(Column(), Column(justify="right"), title="usher demo", show_header=False)
     document = verdict.document()
-    names = ("sent", "handled", "tickets", "lost", "duplicates", "order_violations", "overlaps", "dead_letters")
-    counts.add_row(*(f"{document[name]:,}" for name in names))
-    shares = Table("consumer", "handled", "tickets")
+    for name in ("sent", "handled", "tickets", "lost", "duplicates", "order_violations", "overlaps", "dead_letters"):
+        counts.add_row(name.replace("_", " "), f"{document[name]:,}")
+    shares = Table("consumer", Column("handled", justify="right"), Column("tickets", justify="right"))
     for share in verdict.consumers:
         shares.add_row(share.name + (" (killed once)" if share.name == killed else ""), f"{share.handled:,}", f"{share.tickets:,}")
     console.print(counts)

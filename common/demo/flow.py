@@ -101,12 +101,13 @@ class Flow:
     def _pending(self) -> int:
         return int(self.link.call("XPENDING", self.keys.stream, self.keys.group)[0])
 
-    def _dead_letters(self) -> set[str]:
-        """Stream ids of the messages that became dead letters."""
-        dead = set()
+    def _dead_letters(self) -> dict[str, str]:
+        """Stream id and reason of the messages that became dead letters."""
+        dead = {}
         for letter_id, fields in self.link.call("XRANGE", self.keys.dead, "-", "+", "COUNT", len(self.sent) + 1):
             named = dict(zip(fields[::2], fields[1::2], strict=False))
-            dead.add(named.get(b"usher-id", letter_id).decode())
+            told = (named.get(name, b"").decode(errors="replace") for name in (b"usher-reason", b"usher-error", b"usher-owner"))
+            dead[named.get(b"usher-id", letter_id).decode()] = " ".join(filter(None, told))
         return dead
 
     def _kill_one(self) -> None:

@@ -18,7 +18,7 @@ unexpected        an execution of something that was never sent
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,34 +93,26 @@ def judge(
     executions: Iterable[Execution],
     *,
     seconds: float,
-    dead: Collection[str] = (),
+    dead: Mapping[str, str] | None = None,
     killed_ns: Mapping[int, int] | None = None,
     unacknowledged: int = 0,
 ) -> Verdict:
     """The verdict on a run.
 
-    ``sent``: (stream id, ticket) in the order of the stream. ``dead``: stream ids of dead letters. ``killed_ns``: when each process
+    ``sent``: (stream id, ticket) in the order of the stream. ``dead``: stream id and reason of each dead letter. ``killed_ns``: when each process
     that was killed on purpose was killed (CLOCK_MONOTONIC), by process id. ``unacknowledged``: entries still pending at the end.
     """
-    killed_ns = killed_ns or {}
+    killed_ns, dead = killed_ns or {}, dead or {}
     place = {stream_id: index for index, (stream_id, _) in enumerate(sent)}
-    runs = sorted(executions, key=lambda run: (run.start_ns, run.end_ns or _NEVER_NS))
     found = _Findings()
-    by_ticket: dict[str, list[Execution]] = defaultdict(list)
-    for run in runs:
-        if run.stream_id not in place:
-            found.unexpected += 1
-            found.example(f"{run.stream_id} was handled by {run.consumer} but never sent")
-            continue
-        ticket = sent[place[run.stream_id]][1]
-        if run.ticket != ticket:
-            found.order_violations += 1
-            found.example(f"{run.stream_id} was sent for ticket {ticket!r} and handled as {run.ticket!r}")
-        by_ticket[ticket].append(run)
+    ours = [run for run in sorted(executions, key=lambda run: (run.start_ns, run.end_ns or _NEVER_NS)) if _was_sent(run, place, found)]
+    by_ticket = _by_ticket(ours, sent, place, found)
     for ticket, history in by_ticket.items():
         _judge_order(ticket, history, place, found)
         _judge_overlaps(ticket, history, killed_ns, found)
-    finished = {run.stream_id for run in runs if run.end_ns is not None and run.stream_id in place}
+    for stream_id, reason in dead.items():
+        found.example(f"{stream_id} became a dead letter: {reason}")
+    finished = {run.stream_id for run in ours if run.end_ns is not None}
     missing = [stream_id for stream_id, _ in sent if stream_id not in finished and stream_id not in dead]
     for stream_id in missing:
         found.example(f"{stream_id} of ticket {sent[place[stream_id]][1]!r} was lost")
@@ -129,17 +121,37 @@ def judge(
         handled=len(finished),
         tickets=len({ticket for _, ticket in sent}),
         lost=len(missing),
-        duplicates=sum(len(history) for history in by_ticket.values()) - len({run.stream_id for run in runs if run.stream_id in place}),
+        duplicates=len(ours) - len({run.stream_id for run in ours}),
         order_violations=found.order_violations,
         overlaps=found.overlaps,
         dead_letters=len(dead),
         unexpected=found.unexpected,
         unacknowledged=unacknowledged,
         seconds=seconds,
-        consumers=_shares(run for run in runs if run.stream_id in place),
+        consumers=_shares(ours),
         repeats_allowed=bool(killed_ns),
         examples=tuple(found.examples),
     )
+
+
+def _was_sent(run: Execution, place: Mapping[str, int], found: _Findings) -> bool:
+    if run.stream_id in place:
+        return True
+    found.unexpected += 1
+    found.example(f"{run.stream_id} was handled by {run.consumer} but never sent")
+    return False
+
+
+def _by_ticket(runs: Iterable[Execution], sent: Sequence[tuple[str, str]], place: Mapping[str, int], found: _Findings) -> dict[str, list[Execution]]:
+    """The executions of each ticket, as it was sent."""
+    by_ticket: dict[str, list[Execution]] = defaultdict(list)
+    for run in runs:
+        ticket = sent[place[run.stream_id]][1]
+        if run.ticket != ticket:
+            found.order_violations += 1
+            found.example(f"{run.stream_id} was sent for ticket {ticket!r} and handled as {run.ticket!r}")
+        by_ticket[ticket].append(run)
+    return by_ticket
 
 
 def _judge_order(ticket: str, history: Sequence[Execution], place: Mapping[str, int], found: _Findings) -> None:

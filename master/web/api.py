@@ -138,13 +138,18 @@ def read_report(document: object) -> AckReport:
         message_ids += item.message_ids
     if len(message_ids) > MOST_MESSAGES:
         raise _unfit("tickets", f"must have at most {MOST_MESSAGES} message_ids together")
-    try:
-        fit = _MESSAGE_IDS.fullmatch("\n".join(message_ids))  # one match for all of them
-    except TypeError:
-        fit = None
-    if not fit:
+    if not _are_stream_ids(message_ids):
         raise _unfit("tickets.message_ids", "must be stream ids like 1526919030474-55")
     return AckReport(incarnation, items)
+
+
+def _are_stream_ids(message_ids: list[Any]) -> bool:
+    """One match for all of them; the count sees to it that none has the separator in it."""
+    try:
+        text = "\n".join(message_ids)
+    except TypeError:
+        return False
+    return _MESSAGE_IDS.fullmatch(text) is not None and text.count("\n") == len(message_ids) - 1
 
 
 def _read_item(item: Any, index: int) -> AckItem:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +14,7 @@ from common.commands.sender import Sender, SendingStopped
 from common.errors import NotNow
 from common.redis_client import Link
 from common.workload import NewMessage, incidents
+from tests.proxy import Proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "ticket_stream"
@@ -102,43 +98,13 @@ def test_nothing_was_sent_when_redis_cannot_be_reached() -> None:
 
 
 def test_a_lost_reply_is_unknown_and_not_sent_again(redis_url: str, link: Link) -> None:
-    with losing_replies_after(urlsplit(redis_url).path, replies=2) as (url, password_of):
-        through = Link(password_of(url, redis_url), "test:lossy", timeout_s=2.0)
+    with Proxy(redis_url) as proxy:
+        through = Link(proxy.url, "test:lossy", timeout_s=2.0)
         sender = Sender(through, STREAM, "ticket_id")
-        accepted = 0
+        sender.send([NewMessage("1", {}), NewMessage("2", {})])
+        proxy.on_reply = lambda chunk: None
         with pytest.raises(SendingStopped, match="broke before the reply"):
-            for _ in range(50):
-                accepted += len(sender.send([NewMessage("1", {}), NewMessage("2", {})]))
+            sender.send([NewMessage("3", {}), NewMessage("4", {}), NewMessage("5", {})])
         through.close()
-    assert (sender.accepted, sender.unknown) == (accepted, 2)
-    assert link.call("XLEN", STREAM) == accepted + 2
-
-
-@contextlib.contextmanager
-def losing_replies_after(path: str, replies: int) -> Iterator[tuple[str, object]]:
-    """A TCP door to Redis' unix socket that breaks the connection instead of passing on the reply after ``replies`` XADD replies."""
-    door = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        client, _ = door.accept()
-        server = socket.socket(socket.AF_UNIX)
-        server.connect(path)
-        left = replies
-        with client, server:
-            while request := client.recv(65536):
-                server.sendall(request)
-                reply = server.recv(65536)
-                if b"XADD" in request:
-                    left -= 1
-                    if left < 0:
-                        return
-                client.sendall(reply)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        port = door.getsockname()[1]
-        yield f"127.0.0.1:{port}/0", lambda place, original: f"redis://:{urlsplit(original).password}@{place}"
-    finally:
-        thread.join(10)
-        door.close()
+    assert (sender.accepted, sender.unknown) == (2, 3)
+    assert link.call("XLEN", STREAM) == 5

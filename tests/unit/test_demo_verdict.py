@@ -95,7 +95,7 @@ def test_an_execution_that_never_ended_overlaps_what_comes_after_it() -> None:
 
 
 def test_a_dead_letter_is_not_lost_but_not_clean_either() -> None:
-    seen = verdict(good()[:3], dead={"4-0"})
+    seen = verdict(good()[:3], dead={"4-0": "attempts_exhausted"})
     assert (seen.lost, seen.dead_letters, seen.clean) == (0, 1, False)
 
 

@@ -1,0 +1,81 @@
+"""What the looking commands share: finding Redis, opening a reader, printing a document or a table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from common.embedded import resolve_redis_url
+from common.errors import RedisTrouble, StartRefused
+from common.keys import Keys
+from common.redis_client import Link, check_reachable
+from common.settings import CommonSettings, load
+from master.status import StatusReader
+
+#: Colours of the states of consumers and tickets.
+_STYLES = {"live": "green", "draining": "yellow", "returned": "yellow", "revoked": "red", "lost": "red", "halted": "red", "unreadable": "red"}
+
+
+@contextlib.contextmanager
+def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
+    """A reader of the configured stream. Raises SettingsError and StartRefused; trouble with Redis later becomes StartRefused too."""
+    settings = load(CommonSettings, os.environ, flags)
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    reader = StatusReader(Link(url, "usher:status"), Keys(settings.ticket_stream, settings.group))
+    try:
+        yield reader
+    except RedisTrouble as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        reader.close()
+
+
+def print_json(document: Any) -> None:
+    click.echo(orjson.dumps(document))
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()) -> Table:
+    """A table for people; ``numbers`` are the columns that are aligned to the right."""
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*map(_cell, row))
+    return made
+
+
+def _cell(value: object) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    # A ticket id may hold anything: control characters must not reach the terminal, brackets are no markup.
+    safe = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text).replace("[", "\\[")
+    style = _STYLES.get(text)
+    return f"[{style}]{safe}[/{style}]" if style else safe
+
+
+def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
+    columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "incarnation")
+    cells = [
+        (row["name"], row["state"], row["pending"], row.get("slots", ""), row.get("capacity", ""), f"{row['lease_ms'] / 1000:.1f} s", row["incarnation"])
+        for row in rows
+    ]
+    return table("Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"))
+
+
+def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in processing") -> Table:
+    cells = [
+        (row["ticket_id"], row["state"], row.get("consumer_name", ""), len(row.get("message_ids", ())), (row.get("message_ids") or [""])[0], row.get("fence", ""))
+        for row in rows
+    ]
+    return table(title, ("ticket", "state", "consumer", "messages", "oldest message", "fence"), [(*c[:5], str(c[5])) for c in cells], numbers=("messages",))
+
+
+def console() -> Console:
+    return Console(highlight=False)

@@ -1,0 +1,78 @@
+"""``usher status``: what is going on, as a table that follows, or one JSON document."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from common.settings import CommonSettings, options
+from master.commands.looking import console, consumers_table, print_json, status_reader, table, tickets_table
+from master.status import StatusReader
+
+_TICKETS_SHOWN = 12
+
+
+@click.command(help="Show consumers, tickets in processing, lag, pending and rates. On a terminal the table follows; Ctrl-C ends it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
+@click.option("--once", is_flag=True, help="Print the table once and end (the default when the output is no terminal).")
+@click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS", help="Time between two looks.")
+@options(CommonSettings)
+def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
+    with status_reader(flags) as reader:
+        if as_json:
+            print_json(look(reader, None))
+            return
+        screen = console()
+        seen = look(reader, None)
+        if once or not screen.is_terminal:
+            screen.print(drawn(seen))
+            return
+        try:
+            with Live(drawn(seen), console=screen, auto_refresh=False, screen=False) as live:
+                while True:
+                    time.sleep(every)
+                    seen = look(reader, seen)
+                    live.update(drawn(seen), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def look(reader: StatusReader, before: dict[str, Any] | None) -> dict[str, Any]:
+    """One look. Rates are per second since ``before``, None at the first look.
+
+    ``done`` counts what the stream holds and the group has neither unread nor pending.
+    """
+    overview = reader.overview()
+    overview["done"] = max(0, overview["entries"] - overview["lag"] - overview["pending"])
+    page = reader.tickets("0", _TICKETS_SHOWN)
+    rates: dict[str, float | None] = {"sent_per_second": None, "done_per_second": None}
+    if before is not None:
+        seconds = max(0.001, (overview["time_ms"] - before["time_ms"]) / 1000)
+        rates["sent_per_second"] = round((overview["entries"] - before["entries"]) / seconds, 1)
+        rates["done_per_second"] = round((overview["done"] - before["done"]) / seconds, 1)
+    return overview | rates | {"consumers": reader.consumers(), "tickets_in_processing": page["tickets"][:_TICKETS_SHOWN]}
+
+
+def drawn(seen: dict[str, Any]) -> RenderableType:
+    lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
+    facts = [
+        ("stream", f"{seen['stream']}  (group {seen['group']})"),
+        ("leader", seen["leader_url"] or "none: no master leads"),
+        ("entries", f"{seen['entries']:,}  done {seen['done']:,}  unread (lag) {lag}"),
+        ("pending", f"{seen['pending']:,}  of these parked under the master {seen['parked']:,}"),
+        ("tickets in processing", seen["tickets"]),
+        ("dead letters", seen["dead_letters"]),
+    ]
+    if seen["done_per_second"] is not None:
+        facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
+    parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
+    if not seen["consumers"]:
+        parts.append("  none is registered: start one with `usher consumer --consumer-name NAME --handler module:function`")
+    if seen["tickets_in_processing"]:
+        shown = len(seen["tickets_in_processing"])
+        parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {seen['tickets']:,})")]
+    return Group(*parts)

@@ -1,0 +1,56 @@
+"""``usher tickets``: look at tickets in processing."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from common.settings import CommonSettings, options
+from master.commands.looking import console, print_json, status_reader, tickets_table
+
+
+@click.group(help="Look at tickets in processing.")
+def tickets() -> None:
+    pass
+
+
+@tickets.command("list", help="List tickets in processing.")
+@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = "0"
+    with status_reader(flags) as reader:
+        while cursor is not None and len(rows) < limit:
+            page = reader.tickets(cursor, min(1000, limit))
+            rows += page["tickets"]
+            cursor = page["cursor"]
+    rows = rows[:limit]
+    if as_json:
+        print_json({"tickets": rows, "more": cursor is not None})
+        return
+    console().print(tickets_table(rows))
+    if not rows:
+        click.echo("  none: everything that was read is done")
+
+
+@tickets.command("show", help="Show one ticket. Exit code 1 when nothing of it is in processing.")
+@click.argument("ticket_id")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
+    with status_reader(flags) as reader:
+        found = reader.ticket(ticket_id)
+    if as_json:
+        print_json(found)
+    elif found is None:
+        click.echo(f"nothing of ticket {ticket_id!r} is in processing")
+    else:
+        console().print(tickets_table([found], "Ticket"))
+        for message_id in found.get("message_ids", ()):
+            click.echo(f"  {message_id}")
+    if found is None:
+        sys.exit(1)

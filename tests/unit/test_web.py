@@ -1,0 +1,351 @@
+"""The pure parts of HTTP: strict JSON, models, reports, health URLs."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.errors import SettingsError
+from common.web import Problem, answer, create_app, parse_json, read_model
+from master.web.api import MOST_MESSAGES, read_report
+from master.web.health_url import HealthHosts, UnfitUrl, allowed_host, parse_hosts
+from master.web.ports import AckItem, AckReport
+
+
+def _refused(call: Any, *arguments: Any) -> Problem:
+    with pytest.raises(Problem) as raised:
+        call(*arguments)
+    return raised.value
+
+
+# -- strict JSON
+
+
+def _nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"{}x",
+        b"\xef\xbb\xbf{}",
+        b'"\xff"',
+        b'"\xed\xa0\x80"',
+        '{"a": "ä"}'.encode("latin-1"),
+        '{"a": 1}'.encode("utf-16"),
+        rb'"\ud800"',
+        rb'{"a": "\udfff"}',
+        b"NaN",
+        b"[Infinity]",
+        b"-Infinity",
+        b"1e999",
+        b'{"a": 1, "a": 1}',
+        b'{"a":1,"a":2}',
+        b'{"x": [{"b": 1, "\\u0062": 2}]}',
+        b"1" * 5000,
+        _nested(17),
+        b'{"a":' * 17 + b"1" + b"}" * 17,
+        _nested(900),
+        _nested(2000),
+        b"[" + b",".join([b"[]"] * 40) + b',"[",' + _nested(16) + b"]",
+        b"{'a': 1}",
+        b"[1,]",
+        b'"\x01"',
+        b"01",
+    ],
+)
+def test_what_parsers_could_read_in_two_ways_is_400(body: bytes) -> None:
+    assert _refused(parse_json, body).status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "document"),
+    [
+        (b"{}", {}),
+        (b' { "a" : [ 1 , 2.5 , null , true ] } ', {"a": [1, 2.5, None, True]}),
+        ('{"a":"ä\\u00e4😀"}'.encode(), {"a": "ää😀"}),
+        (rb'"\ud83d\ude00"', "😀"),
+        (b'{"a": {"a": 1}, "b": {"a": 1}}', {"a": {"a": 1}, "b": {"a": 1}}),
+        (b"18446744073709551616", 2**64),
+        (b"-9223372036854775809", -(2**63) - 1),
+        (rb'"\u0000"', "\0"),
+        (b'["[[[[[[[[[[[[[[[[[[", "{{{{{{"]', ["[" * 18, "{" * 6]),
+    ],
+)
+def test_what_is_json_is_read(body: bytes, document: object) -> None:
+    assert parse_json(body) == document
+
+
+def test_sixteen_levels_are_the_most() -> None:
+    assert parse_json(_nested(16)) is not None
+    assert _refused(parse_json, _nested(17)).status == 400
+
+
+def test_random_documents_are_read_as_json_reads_them() -> None:
+    rng = random.Random(1)
+
+    def make(depth: int) -> Any:
+        kind = rng.randrange(8 if depth else 5)
+        if kind < 5:
+            return (rng.randrange(-(10**20), 10**20), rng.random(), None, rng.random() < 0.5, rng.choice(["", "a[", "}", "ä", "\\", '"']))[kind]
+        if kind == 5:
+            return {f"k{index}": make(depth - 1) for index in range(rng.randrange(4))}
+        return [make(depth - 1) for _ in range(rng.randrange(4))]
+
+    for _ in range(500):
+        document = make(5)
+        for body in (json.dumps(document).encode(), json.dumps(document, indent=1, ensure_ascii=False).encode()):
+            assert parse_json(body) == document
+
+
+def test_an_answer_can_hold_what_is_no_utf_8_and_no_64_bits() -> None:
+    document = {"id": b"a\xff".decode("utf-8", "surrogateescape"), "big": 2**70}
+    assert json.loads(answer(document).get_data()) == document
+
+
+# -- models
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    size: int = Field(ge=1, le=2**63)
+    name: str
+
+
+@pytest.mark.parametrize("size", [True, "5", 5.0, 2**64, 10**400, 0, -1, None, [5]])
+def test_a_wrong_number_is_422_and_not_repeated(size: object) -> None:
+    problem = _refused(read_model, _Model, {"size": size, "name": "n"})
+    assert problem.status == 422
+    assert [error["field"] for error in problem.facts["errors"]] == ["size"]
+
+
+def test_all_wrong_fields_are_named_and_no_value_is() -> None:
+    problem = _refused(read_model, _Model, {"size": "secret-1", "name": 7_777_777, "secret-2": "secret-3"})
+    assert {error["field"] for error in problem.facts["errors"]} == {"size", "name", "(unknown)"}
+    told = json.dumps(problem.facts)
+    assert "secret" not in told
+    assert "7777777" not in told
+
+
+@pytest.mark.parametrize("document", [None, [], "x", 5, True])
+def test_what_is_no_object_is_422(document: object) -> None:
+    assert _refused(read_model, _Model, document).status == 422
+
+
+# -- reports
+
+
+def _report(**changes: Any) -> dict[str, Any]:
+    return {"incarnation": "c1:123", "tickets": [{"ticket_id": "T", "fence": 5, "message_ids": ["1-0", "2-0"]}], **changes}
+
+
+def _item(**changes: Any) -> dict[str, Any]:
+    return _report(tickets=[{"ticket_id": "T", "fence": 5, "message_ids": ["1-0"], **changes}])
+
+
+def test_a_report_is_read() -> None:
+    assert read_report(_report()) == AckReport("c1:123", (AckItem("T", 5, ("1-0", "2-0")),))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        [],
+        {},
+        _report(extra=1),
+        {"incarnation": "c1:123"},
+        *(_report(incarnation=wrong) for wrong in (None, 5, "", "c1", "c1:", ":1", "c1:x", "c1:1\n", "-c:1", "c 1:1", "c1:\u0661", "a" * 65 + ":1")),
+        *(_report(tickets=wrong) for wrong in (None, {}, [], "T", [None], [[]], [{}])),
+        *(_item(ticket_id=wrong) for wrong in (None, 5, "", "t" * 257, "ä" * 129, ["T"])),
+        *(_item(fence=wrong) for wrong in (None, True, "5", 5.0, -1, 2**63, 2**64)),
+        *(_item(message_ids=wrong) for wrong in (None, [], "1-0", {"1-0": 1}, [1], [None], ["1-0", 2])),
+        *(
+            _item(message_ids=["1-0", wrong])
+            for wrong in ("", "1", "-", "1-", "-1", "1-0\n", "1-0\n2-0", "\u0661-0", " 1-0", "1-0-0", "1" * 21 + "-0", "+1-0")
+        ),
+        _item(extra=1),
+        _item(message_ids=["1-0"] * (MOST_MESSAGES + 1)),
+        _report(tickets=[{"ticket_id": "T", "fence": 5, "message_ids": ["1-0"] * 600}] * 2),
+    ],
+)
+def test_a_report_that_is_not_one_is_422(document: object) -> None:
+    assert _refused(read_report, document).status == 422
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        _item(message_ids=["1-0"] * MOST_MESSAGES),
+        _item(message_ids=["9" * 20 + "-" + "9" * 20]),
+        _item(ticket_id="t" * 256),
+        _item(ticket_id="ä" * 128),
+        _item(ticket_id="a\0b/../{x}"),
+        _item(fence=0),
+        _item(fence=2**63 - 1),
+        _report(incarnation="A" + "b" * 63 + ":1795215518421818"),
+    ],
+)
+def test_a_report_at_the_limits_is_read(document: dict[str, Any]) -> None:
+    report = read_report(document)
+    assert [item.ticket_id for item in report.items] == [item["ticket_id"] for item in document["tickets"]]
+
+
+def test_a_thousand_tickets_with_the_longest_ids_fit_into_a_body() -> None:
+    from master.web.api import ACKNOWLEDGE_BODY
+
+    item = {"ticket_id": "t" * 256, "fence": 2**63 - 1, "message_ids": ["1795215518421-999999"]}
+    assert len(orjson.dumps(_report(tickets=[item] * 1000))) < ACKNOWLEDGE_BODY
+
+
+# -- health URLs
+
+_HOSTS = "127.0.0.1,::1, 10.0.0.0/8,0.0.0.0/0,::/0,good,consumer-1.internal"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1",
+        "http://127.0.0.1:8701/api/health",
+        "https://10.2.3.4:1/",
+        "HTTP://good/".lower(),
+        "http://GOOD:65535/x?a=b&c=%20",
+        "http://consumer-1.internal:80/api/health",
+        "http://[::1]:8701/api/health",
+        "http://[0:0:0:0:0:0:0:1]/",
+    ],
+)
+def test_a_plain_url_of_an_allowed_host_is_taken(url: str) -> None:
+    parse_hosts(_HOSTS).check(url)
+
+
+#: RELIABILITY 6.2, against an allow-list that could hardly be wider.
+_CORPUS = [
+    "http://127.1/",
+    "http://0x7f.0.0.1/",
+    "http://0x7f000001/",
+    "http://0X7F.1/",
+    "http://127.0.0.0x1/",
+    "http://2130706433/",
+    "http://0177.0.0.1/",
+    "http://127.0.0.01/",
+    "http://①②⑦.⓪.⓪.①/",
+    "http://127。0。0。1/",
+    "http://0/",
+    "http://0.0.0.0/",
+    "http://127.0.0.1./",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[::]/",
+    "http://[fe80::1%25lo]/",
+    "http://[fe80::1]/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://192.0.0.192/",
+    "http://100.100.100.200/",
+    "http://[fd00:ec2::254]/",
+    "http://224.0.0.1/",
+    "http://255.255.255.255/",
+    "http://good@169.254.169.254/",
+    "http://good:pw@good/",
+    "http://169.254.169.254#@good/",
+    "http://good/#x",
+    "http://good\\@127.0.0.1/",
+    "http://good\\.evil/",
+    "gopher://127.0.0.1:6379/_FLUSHALL",
+    "file:///etc/passwd",
+    "ftp://good/",
+    "good/",
+    "//good/",
+    "http:good",
+    "http:///good",
+    "http://",
+    "",
+    "http://[::1]:99999/",
+    "http://[::1/",
+    "http://::1/",
+    "http://good:0/",
+    "http://good:65536/",
+    "http://good:-1/",
+    "http://good:8 0/",
+    "http://good:/",
+    "http://good:\u0661/",
+    " http://good/",
+    "http://good/\n",
+    "http://good/a b",
+    "http://good/\r\nX: y",
+    "http://good/\0",
+    "http://go\tod/",
+    "http://xn--/ä",
+    "http://goöd/",
+    "http://other/",
+    "http://good.evil/",
+    "http://evilgood/",
+    "http://-good/",
+    "http://good..x/",
+    "http://localhost/",
+    "http://good/" + "a" * 512,
+]
+
+
+@pytest.mark.parametrize("url", _CORPUS)
+def test_every_other_url_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(UnfitUrl) as raised:
+        parse_hosts(_HOSTS).check(url)
+    assert len(url) < 10 or url not in str(raised.value)
+    assert not allowed_host(url, _HOSTS)
+
+
+def test_an_address_is_compared_as_an_address_and_a_name_as_a_name() -> None:
+    assert allowed_host("http://10.0.0.7/", "10.0.0.0/29")
+    assert not allowed_host("http://10.0.0.8/", "10.0.0.0/29")
+    assert not allowed_host("http://127.0.0.1/", "localhost")
+    assert allowed_host("http://localhost/", "localhost")
+    assert not allowed_host("http://127.0.0.1/", "")
+
+
+@pytest.mark.parametrize("wrong", ["127.1", "10.0.0.1/8", "a b", "http://good", "good:80", "*", "0x7f.1", "ä"])
+def test_an_allow_list_that_cannot_be_read_is_a_settings_error(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="USHER_HEALTH_HOSTS"):
+        parse_hosts(f"127.0.0.1,{wrong}")
+
+
+def test_the_default_allow_list_is_this_machine() -> None:
+    from master.settings import MasterSettings
+
+    hosts = parse_hosts(MasterSettings().health_hosts)
+    assert isinstance(hosts, HealthHosts)
+    hosts.check("http://127.0.0.1:1/")
+    hosts.check("http://[::1]:1/")
+
+
+# -- rules of every application
+
+
+@pytest.mark.parametrize(("host", "status"), [("good:80", 404), ("GOOD", 404), ("[::1]:80", 404), ("evil", 421), ("good.evil", 421), ("", 421)])
+def test_a_host_that_is_not_ours_is_421(host: str, status: int) -> None:
+    client = create_app(__name__, "", 10, hosts=("good", "::1")).test_client()
+    assert client.get("/", headers={"Host": host}).status_code == status
+
+
+def test_a_bug_is_500_without_its_words() -> None:
+    app = create_app(__name__, "", 10)
+
+    def fail() -> str:
+        raise KeyError("secret")
+
+    app.add_url_rule("/bug", "bug", fail)
+    told = app.test_client().get("/bug")
+    assert told.status_code == 500
+    assert told.content_type == "application/problem+json"
+    assert told.get_json()["title"] == "internal_server_error"
+    assert "secret" not in told.text
