@@ -139,7 +139,7 @@ def _refuse_downgrade(folder: Path, binary: Path) -> None:
 
 def _password(path: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
-        kept = path.read_text("ascii").strip()
+        kept = path.read_text("utf-8").strip()
         if kept:
             return kept
     password = secrets.token_urlsafe(32)
@@ -158,18 +158,19 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _listening(folder: Path, port: int | None, password: str) -> tuple[list[str], str]:
+    secret = quote(password, safe="")  # somebody may have chosen it
     if port is not None:
-        return ["bind 127.0.0.1", f"port {port}", "protected-mode yes"], f"redis://:{password}@127.0.0.1:{port}/0"
+        return ["bind 127.0.0.1", f"port {port}", "protected-mode yes"], f"redis://:{secret}@127.0.0.1:{port}/0"
     path = folder / "redis.sock"
     length = len(os.fsencode(path))
     if length > _LONGEST_SOCKET_PATH:
         raise StartRefused(f"USHER_STATE_DIR: {path} is too long for a unix socket ({length} bytes, at most {_LONGEST_SOCKET_PATH} are possible)")
-    return ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"], f"unix://:{password}@{quote(str(path))}?db=0"
+    return ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"], f"unix://:{secret}@{quote(str(path))}?db=0"
 
 
 def _settings(folder: Path, password: str, durable: bool) -> list[str]:
     return [
-        f"requirepass {password}",
+        f"requirepass {_quoted(password)}",
         f"dir {_quoted(folder)}",
         "daemonize no",
         'logfile ""',
@@ -180,9 +181,9 @@ def _settings(folder: Path, password: str, durable: bool) -> list[str]:
     ]
 
 
-def _quoted(path: Path) -> str:
-    """A path as redis.conf wants it: in double quotes, what is not plain ASCII as ``\\xHH``."""
-    plain = "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in os.fsencode(path))
+def _quoted(text: str | Path) -> str:
+    """A value as redis.conf wants it: in double quotes, what is not plain ASCII as ``\\xHH``."""
+    plain = "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in os.fsencode(text))
     return f'"{plain}"'
 
 

@@ -208,9 +208,9 @@ def _wrong_field(error: Any, model: type[BaseModel]) -> dict[str, str]:
 
 
 class _Rest(BaseConverter):
-    """The rest of a path, whatever it is: it may begin with a slash or have two in a row."""
+    """The rest of a path, whatever it is: it may begin with a slash, have two in a row, or a line break."""
 
-    regex = ".+"
+    regex = r"[\s\S]+"
     part_isolating = False
 
 

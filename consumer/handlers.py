@@ -62,7 +62,7 @@ def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
 def _check_clash(module_name: str) -> None:
     """A handler's project may have a ``common``, ``master`` or ``consumer`` of its own: Python knows one module of a name, and that is ours."""
     first = module_name.partition(".")[0]
-    if first in ("common", "master", "consumer") and not module_name.startswith("common.demo"):
+    if first in ("common", "master", "consumer") and not module_name.startswith(("common.demo.", "common.bench.")):
         ours = os.path.dirname(os.path.dirname(os.path.abspath(common.__file__)))
         here = os.path.abspath(os.getcwd())
         if here != ours and os.path.exists(os.path.join(here, first)):

@@ -123,6 +123,16 @@ def test_nobody_else_can_read_the_password(tmp_path: Path) -> None:
         assert password not in (server.folder / "redis.log").read_text()
 
 
+@pytest.mark.parametrize("password", ["p@ss/w:rd", 'two words "quoted" \\', "#päss%20"])
+def test_a_password_that_somebody_chose_is_used(tmp_path_short: Path, password: str) -> None:
+    folder = tmp_path_short / "redis"
+    folder.mkdir()
+    (folder / "password").write_text(password + "\n", "utf-8")
+    for port in (0, None):
+        with EmbeddedRedis(tmp_path_short, port) as server:
+            assert _call(server.url, "CONFIG", "GET", "requirepass") == [b"requirepass", password.encode()]
+
+
 def test_a_second_start_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as first:
         with pytest.raises(StartRefused, match=rf"USHER_STATE_DIR: an embedded Redis already runs on .* \(process {first.pid}\)"):

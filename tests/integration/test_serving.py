@@ -90,13 +90,13 @@ def child() -> None:
 
 
 class Running:
-    """A running child."""
+    """A running child. ``code`` is what it runs; it gets ``how`` as its argument, and logs as JSON."""
 
-    def __init__(self, folder: Path, how: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, how: dict[str, Any], code: str = _CHILD) -> None:
         self._log = folder / f"child-{time.monotonic_ns()}.log"
         with self._log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, json.dumps(how)], cwd=_ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+                [sys.executable, "-c", code, json.dumps(how)], cwd=_ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
             )
         self._family = [psutil.Process(self.process.pid)]
 
@@ -115,7 +115,7 @@ class Running:
 
     @property
     def port(self) -> int:
-        return int(self.records("start")[0]["port"])
+        return int(self.records("listening")[0]["url"].rpartition(":")[2])
 
     @property
     def worker(self) -> int:

@@ -1,0 +1,43 @@
+"""Handlers of the benchmarks."""
+
+from __future__ import annotations
+
+import array
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+#: Folder that ``timed`` writes to; `usher bench latency` sets it.
+FOLDER_VARIABLE = "USHER_BENCH_FOLDER"
+#: Field with the time at which the message was due to be sent, in ns since the epoch (an open loop: a late sender hides nothing).
+DUE_FIELD = "due_ns"
+
+_waits = array.array("q")
+_FLUSH = 64
+
+
+def noop(_message: Any) -> None:
+    """Do nothing."""
+
+
+def timed(message: Any) -> None:
+    """Note how long the message took from when it was due to the start of its handler; every ``_FLUSH`` messages to the file of this process."""
+    _waits.append(time.time_ns() - int(message.fields[DUE_FIELD]))
+    if len(_waits) >= _FLUSH:
+        _write()
+
+
+def _write() -> None:
+    global _waits
+    waits, _waits = _waits, array.array("q")
+    with (Path(os.environ[FOLDER_VARIABLE]) / str(os.getpid())).open("ab") as file:
+        waits.tofile(file)
+
+
+def read_waits(folder: Path) -> list[int]:
+    """All waits in ns, of all processes."""
+    waits = array.array("q")
+    for path in folder.iterdir():
+        waits.frombytes(path.read_bytes())
+    return waits.tolist()

@@ -1,0 +1,127 @@
+"""The measurements: each runs real processes and returns a plain document."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, read_waits
+from common.bench.rig import STREAM, BenchFailed, Rig, floor_seconds, zipf_tickets
+
+_SEED = 1
+_PATIENCE_S = 300.0
+
+
+def throughput(messages: int, tickets: int, payload: int, consumers: int, durable: bool) -> dict[str, Any]:
+    """One run: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock starts.
+
+    The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
+    """
+    names = zipf_tickets(messages, tickets, _SEED)
+    with _rig(durable) as (rig, _):
+        last_id = rig.fill(names, b"x" * payload)
+        floor_s = floor_seconds(rig, consumers, messages)
+        rig.stream.ensure_group()
+        rig.start_programs(consumers, "common.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000"})
+        cpu_before = rig.cpu()
+        rig.release()
+        rig.wait_until_begun()
+        began = time.monotonic()
+        rig.wait_until_done(last_id, _PATIENCE_S)
+        seconds = time.monotonic() - began
+        cpu_after = rig.cpu()
+        if rig.link.call("XLEN", rig.keys.dead):
+            raise BenchFailed("messages became dead letters")
+        return {
+            "messages": messages,
+            "tickets": tickets,
+            "payload_bytes": payload,
+            "consumers": consumers,
+            "appendonly": durable,
+            "messages_per_second": round(messages / seconds, 1),
+            "floor_per_second": round(messages / floor_s, 1),
+            "ratio": round(floor_s / seconds, 4),
+            "seconds": round(seconds, 3),
+            "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
+            "rss_mib": rig.rss(),
+            "redis": rig.redis_version(),
+        }
+
+
+def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool) -> dict[str, Any]:
+    """One run: messages on an open-loop schedule; the wait counts from when a message was due to be sent to the start of its handler."""
+    count = int(rate * seconds)
+    names = zipf_tickets(count, tickets, _SEED)
+    with _rig(durable) as (rig, folder):
+        waits_folder = folder / "waits"
+        waits_folder.mkdir()
+        rig.stream.ensure_group()
+        rig.start_programs(consumers, "common.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
+        rig.release()
+        last_id = _send_on_schedule(rig, [b"warm"] * 100, b"x" * payload, 100.0)
+        cpu_before, began = rig.cpu(), time.monotonic()
+        last_id = _send_on_schedule(rig, names, b"x" * payload, rate)
+        rig.wait_until_done(last_id, 60.0)
+        took = time.monotonic() - began
+        cpu_after = rig.cpu()
+        rig.end_programs()
+        waits = sorted(read_waits(waits_folder))
+        version = rig.redis_version()
+    if len(waits) < count * 0.9:
+        raise BenchFailed(f"only {len(waits)} of {count} messages were timed")
+    return {
+        "messages": count,
+        "rate": rate,
+        "tickets": tickets,
+        "payload_bytes": payload,
+        "consumers": consumers,
+        "appendonly": durable,
+        "timed": len(waits),
+        "p50_ms": round(waits[len(waits) // 2] / 1e6, 3),
+        "p99_ms": round(waits[int(len(waits) * 0.99)] / 1e6, 3),
+        "max_ms": round(waits[-1] / 1e6, 3),
+        "seconds": round(took, 2),
+        "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
+        "redis": version,
+    }
+
+
+def _send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float) -> bytes:
+    """Message i is due at i / rate, however slow anything is; what is late is sent at once, with the time it was due."""
+    began_ns = time.time_ns()
+    sent, last = 0, b""
+    while sent < len(names):
+        due = min(len(names), int((time.time_ns() - began_ns) / 1e9 * rate) + 1)
+        if due <= sent:
+            time.sleep(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
+            continue
+        commands = [
+            ("XADD", STREAM, "*", "ticket_id", names[at], DUE_FIELD, began_ns + int(at / rate * 1e9), "body", payload) for at in range(sent, due)
+        ]
+        for reply in rig.link.pipeline(commands):
+            if isinstance(reply, Exception):
+                raise reply
+            last = reply
+        sent = due
+    return last
+
+
+@contextlib.contextmanager
+def _rig(durable: bool) -> Iterator[tuple[Rig, Path]]:
+    folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
+    try:
+        with Rig(folder, durable) as rig:
+            yield rig, folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def medians(runs: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:
+    """The median over the runs of each of these figures."""
+    return {name: statistics.median(run[name] for run in runs) for name in names}

@@ -1,0 +1,193 @@
+"""The system under measurement: a Redis of its own, one master, some consumers, all as real processes that end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from common.bench import machine
+from common.commands.leader import living_consumers
+from common.commands.supervision import command_line
+from common.embedded import EmbeddedRedis, free_port
+from common.errors import UsherError
+from common.keys import Keys
+from common.redis_client import Link
+from common.streams import TicketStream
+
+STREAM, GROUP = "bench", "bench_group"
+_POLL_S = 0.005
+_READY_S = 30.0
+#: The leader key of nobody: masters stand by until it is deleted, so that all consumers are there when the clock starts.
+_HOLD = "1 bench nobody"
+
+
+class BenchFailed(UsherError):
+    """The run did not end as it should."""
+
+
+def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
+    """``count`` ticket ids out of ``tickets``, Zipf 1.0: the n-th most frequent comes with probability 1 / (n * H)."""
+    rng = random.Random(seed)
+    weights = list(itertools.accumulate(1.0 / rank for rank in range(1, tickets + 1)))
+    return [b"T%d" % rank for rank in rng.choices(range(tickets), cum_weights=weights, k=count)]
+
+
+class Rig:
+    """``with Rig(folder, ...) as rig``. Processes are started by the methods and ended at the exit."""
+
+    def __init__(self, folder: Path, durable: bool) -> None:
+        self._folder = folder
+        self._redis = EmbeddedRedis(folder, durable=durable)
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self.keys = Keys(STREAM, GROUP)
+
+    def __enter__(self) -> Rig:
+        self._redis.start()
+        self.url = self._redis.url
+        self.link = Link(self.url, "bench", timeout_s=60.0)
+        self.stream = TicketStream(self.link, self.keys)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end_programs()
+        self.link.close()
+        self._redis.stop()
+
+    # ---- programs ------------------------------------------------------------------------------------------------------------
+
+    def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
+        """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``."""
+        self.link.call("SET", self.keys.leader, _HOLD)
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        base = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
+        base |= {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self._folder), "USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP}
+        base |= {"USHER_LOG_LEVEL": "warning", "USHER_MASTER_URLS": url, "USHER_LEADER_LEASE_SECONDS": "1", **environ}
+        self._start("master", ["master", "--bind", f"127.0.0.1:{port}"], base)
+        time.sleep(0.5)
+        names = [f"consumer-{number}" for number in range(1, consumers + 1)]
+        for name in names:
+            self._start(name, ["consumer", "--consumer-name", name, "--handler", handler], base)
+        deadline_s = time.monotonic() + _READY_S
+        while living_consumers([url]) != set(names):
+            if time.monotonic() > deadline_s:
+                raise BenchFailed(f"not all consumers registered in {_READY_S:.0f} s; their logs are above")
+            self._check()
+            time.sleep(0.05)
+
+    def release(self) -> None:
+        """Let the master lead."""
+        self.link.call("DEL", self.keys.leader)
+
+    def end_programs(self) -> None:
+        for name in reversed(list(self._programs)):
+            self._programs[name].terminate()
+        for program in self._programs.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(15)
+            if program.poll() is None:
+                program.kill()
+                program.wait()
+        self._programs.clear()
+
+    def _start(self, name: str, words: list[str], environ: dict[str, str]) -> None:
+        self._programs[name] = subprocess.Popen([*command_line(), *words], env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+
+    def _check(self) -> None:
+        for name, program in self._programs.items():
+            if program.poll() is not None:
+                raise BenchFailed(f"{name} ended with exit code {program.returncode}")
+
+    # ---- figures -------------------------------------------------------------------------------------------------------------
+
+    def wait_until_begun(self) -> None:
+        """Until the first entries were read."""
+        deadline_s = time.monotonic() + _READY_S
+        while self.stream.last_delivered() == b"0-0":
+            if time.monotonic() > deadline_s:
+                raise BenchFailed("nothing was read")
+            time.sleep(_POLL_S / 5)
+
+    def wait_until_done(self, last_id: bytes, patience_s: float) -> None:
+        """Until everything up to ``last_id`` was read and acknowledged."""
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            facts = self.stream.group_facts()
+            if facts[b"last-delivered-id"] == last_id and facts[b"pending"] == 0:
+                return
+            if time.monotonic() > deadline_s:
+                raise BenchFailed(f"not done after {patience_s:.0f} s: {facts}")
+            self._check()
+            time.sleep(_POLL_S)
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds so far of master, consumers (sum) and Redis."""
+        seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
+        for name, program in self._programs.items():
+            seconds["master" if name == "master" else "consumers"] += machine.cpu_seconds(program.pid)
+        return seconds
+
+    def rss(self) -> dict[str, float]:
+        return {name: round(machine.rss_mib(program.pid), 1) for name, program in self._programs.items()}
+
+    def redis_version(self) -> str:
+        info = self.link.call("INFO", "server").decode()
+        return next(line.partition(":")[2] for line in info.splitlines() if line.startswith("redis_version:"))
+
+    def fill(self, tickets: Sequence[bytes], payload: bytes) -> bytes:
+        """Add one message per ticket; returns the last id."""
+        last = b""
+        for at in range(0, len(tickets), 1000):
+            commands = [("XADD", STREAM, "*", "ticket_id", ticket, "body", payload) for ticket in tickets[at : at + 1000]]
+            for reply in self.link.pipeline(commands):
+                if isinstance(reply, Exception):
+                    raise reply
+                last = reply
+        return last
+
+    def fresh(self) -> None:
+        """Forget everything: only ever called on the Redis that this rig started."""
+        self.link.call("FLUSHALL")
+
+
+def floor_seconds(rig: Rig, processes: int, count: int) -> float:
+    """The raw floor: ``processes`` processes, XREADGROUP > COUNT 500, one XACK per batch, no order at all. Seconds for ``count`` entries.
+
+    The clock runs from when all processes are connected until the last one has acknowledged its last batch.
+    """
+    rig.link.call("XGROUP", "CREATE", STREAM, "floor", "0")
+    script = Path(__file__).with_name("floor.py")
+    workers = [
+        subprocess.Popen([sys.executable, str(script), rig.url, STREAM, f"f{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for number in range(processes)
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        began = time.monotonic()
+        handled = 0
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write(b"go\n")
+            worker.stdin.flush()
+        for worker in workers:
+            assert worker.stdout is not None
+            handled += int(worker.stdout.readline())
+        seconds = time.monotonic() - began
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        rig.link.call("XGROUP", "DESTROY", STREAM, "floor")
+    if handled != count:
+        raise BenchFailed(f"the floor handled {handled} of {count}")
+    return seconds

@@ -1,0 +1,88 @@
+"""``usher bench``: figures of this machine, each against a yardstick of the same run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Column, Table
+
+from common.bench import machine, measures
+from common.bench.rig import BenchFailed
+
+_RUNS = click.option("--runs", type=click.IntRange(1, 50), default=3, show_default=True, help="Runs; the headline figures are medians.")
+_TICKETS = click.option("--tickets", type=click.IntRange(min=1), default=10_000, show_default=True, help="Different tickets (Zipf 1.0, seeded).")
+_PAYLOAD = click.option("--payload", type=click.IntRange(min=0), default=100, show_default=True, help="Bytes of payload per message.")
+_CONSUMERS = click.option("--consumers", type=click.IntRange(1, 32), default=2, show_default=True, help="Consumer processes.")
+_VOLATILE = click.option("--no-aof", is_flag=True, help="Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group(help="Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is touched.")
+def bench() -> None:
+    pass
+
+
+@bench.command(help="Messages per second with a handler that does nothing, and the raw floor (2 processes, XREADGROUP + XACK, no order) beside it.")
+@click.option("--messages", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Messages per run.")
+@_TICKETS
+@_PAYLOAD
+@_CONSUMERS
+@_RUNS
+@_VOLATILE
+@_JSON
+def throughput(messages: int, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    _report(
+        lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof),
+        runs,
+        ("messages_per_second", "floor_per_second", "ratio"),
+        as_json,
+    )
+
+
+@bench.command(help="Time from XADD (when it was due) to the start of the handler, at a fixed rate.")
+@click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")
+@_TICKETS
+@_PAYLOAD
+@_CONSUMERS
+@_RUNS
+@_VOLATILE
+@_JSON
+def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    _report(
+        lambda: measures.latency(rate, seconds, tickets, payload, consumers, not no_aof),
+        runs,
+        ("p50_ms", "p99_ms", "max_ms"),
+        as_json,
+    )
+
+
+def _report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
+    document: dict[str, Any] = {"machine": machine.facts(""), "runs": []}
+    try:
+        for number in range(1, count + 1):
+            click.echo(f"usher: run {number} of {count}", err=True)
+            document["runs"].append(run())
+    except BenchFailed as failed:
+        click.echo(f"usher: {failed}", err=True)
+        sys.exit(1)
+    document["machine"]["redis"] = document["runs"][0].pop("redis")
+    for later in document["runs"][1:]:
+        later.pop("redis")
+    document |= measures.medians(document["runs"], tuple(headline))
+    if as_json:
+        click.echo(orjson.dumps(document))
+        return
+    shown = Table(Column("run"), *(Column(name.replace("_", " "), justify="right") for name in headline), Column("CPU seconds"))
+    for number, one in enumerate(document["runs"], 1):
+        shown.add_row(str(number), *(f"{one[name]:,}" for name in headline), "  ".join(f"{who} {spent}" for who, spent in one["cpu_seconds"].items()))
+    shown.add_row("median", *(f"{document[name]:,}" for name in headline), "", style="bold")
+    facts = document["machine"]
+    console = Console()
+    console.print(shown)
+    console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)
