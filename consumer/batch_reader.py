@@ -96,7 +96,7 @@ class BatchReader(Service):
     def _read_on(self, wanted: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
         """Find what the planned reads did not bring. Entries of records that we have not read yet are in the pending list too, and may
         lie between those wanted; only at the end of the list an id is really gone."""
-        missing = sorted((rank(entry_id) for entry_id in wanted if entry_id not in bodies))
+        missing = sorted(rank(entry_id) for entry_id in wanted if entry_id not in bodies)
         if not missing:
             return
         cursor, highest = from_rank(missing[0] - 1), missing[-1]

@@ -68,7 +68,8 @@ class Executor:
         """The handler raised: the message is tried again in its place, or given up. Either way the lane is not the runner's any more."""
         self.failed += 1
         decision = decide(problem, message.attempt, self._policy, self._rng)
-        facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt, "error": repr(problem)[:500]}
+        facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt}
+        facts["error"] = repr(problem)[:500]
         if isinstance(decision, Bury):
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
             self.bury(lane, message, decision)

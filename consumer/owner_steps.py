@@ -82,7 +82,7 @@ class OwnerSteps:
     def dead_letter(self, letter: Letter) -> Buried:
         """Give a message up."""
         keys = self._keys
-        args = (keys.group, self._incarnation, letter.ticket, letter.id, letter.reason, letter.error, letter.attempts, letter.first_ms, letter.last_ms)
+        args = (keys.group, self._incarnation, *letter)
         reply = self._scripts.run("dead_letter", (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts), args)
         self._check(reply)
         return Buried(reply)

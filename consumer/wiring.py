@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import orjson
-from flask import Flask
 
 from common.clock import now_s
 from common.errors import StartRefused
@@ -123,7 +122,7 @@ class ConsumerProgram:
         self._registrar: Registrar | None = None
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
         self._stopped = False
-        self.app: Flask = create_app(self._health, self._facts)
+        self.app = create_app(self._health, self._facts)
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register. Raises StartRefused when another process of this machine has the name."""

@@ -18,7 +18,7 @@ from master.settings import MasterSettings
 from master.wiring import MasterProgram
 
 
-@click.command(help="Run a master: it reads the ticket stream and delegates every entry to a registered consumer. Start two: one leads, one stands by.")
+@click.command(help="Run a master: it reads the ticket stream and delegates every entry to a consumer. Start two: one leads, one stands by.")
 @options(MasterSettings)
 def main(flags: dict[str, Any]) -> None:
     try:

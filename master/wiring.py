@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from flask import Flask
-
 from common.clock import now_s
 from common.keys import Keys
 from common.log import event
@@ -63,7 +61,7 @@ class MasterProgram:
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake
         )
-        self.app: Flask = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts)
+        self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""

@@ -18,7 +18,8 @@ PACKAGES = ("common", "master", "consumer")
 
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    "redis": ("common/redis_client.py", "common/stream_router.py"),
+    # bench/floor.py is what Usher is compared with: plain redis-py.
+    "redis": ("common/redis_client.py", "common/stream_router.py", "common/bench/floor.py"),
     "requests": ("master/health_checker.py", "consumer/master_client.py", "*/cli.py", "*/commands/*.py"),
     "flask": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
@@ -31,7 +32,7 @@ IMPURE = frozenset({"redis", "time", "datetime", "threading", "asyncio", "os", "
 #: Where threads begin: services; and pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions).
 THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/health_checker.py")
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
-ENVIRONMENT_IN = ("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "common/demo/handlers.py")
+ENVIRONMENT_IN = ("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "common/demo/handlers.py", "common/bench/handlers.py")
 
 FILE_LINES = 400
 FUNCTION_LINES = 50

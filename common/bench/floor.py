@@ -16,14 +16,19 @@ _COUNT = 500
 def main(url: str, stream: str, name: str) -> None:
     client = redis.Redis.from_url(url, protocol=2)
     client.ping()
-    print("ready", flush=True)
+    _say("ready")
     sys.stdin.readline()
     handled = 0
     while found := client.execute_command("XREADGROUP", "GROUP", "floor", name, "COUNT", _COUNT, "STREAMS", stream, ">"):
         ids = [entry_id for entry_id, _ in found[0][1]]
         client.execute_command("XACK", stream, "floor", *ids)
         handled += len(ids)
-    print(handled, flush=True)
+    _say(str(handled))
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

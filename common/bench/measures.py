@@ -7,7 +7,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ _SEED = 1
 _PATIENCE_S = 300.0
 
 
-def throughput(messages: int, tickets: int, payload: int, consumers: int, durable: bool) -> dict[str, Any]:
+def throughput(messages: int, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """One run: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock starts.
 
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
     """
     names = zipf_tickets(messages, tickets, _SEED)
-    with _rig(durable) as (rig, _):
+    with _rig(durable, environ) as (rig, _):
         last_id = rig.fill(names, b"x" * payload)
         floor_s = floor_seconds(rig, consumers, messages)
         rig.stream.ensure_group()
@@ -54,11 +54,11 @@ def throughput(messages: int, tickets: int, payload: int, consumers: int, durabl
         }
 
 
-def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool) -> dict[str, Any]:
+def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """One run: messages on an open-loop schedule; the wait counts from when a message was due to be sent to the start of its handler."""
     count = int(rate * seconds)
     names = zipf_tickets(count, tickets, _SEED)
-    with _rig(durable) as (rig, folder):
+    with _rig(durable, environ) as (rig, folder):
         waits_folder = folder / "waits"
         waits_folder.mkdir()
         rig.stream.ensure_group()
@@ -113,10 +113,10 @@ def _send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float)
 
 
 @contextlib.contextmanager
-def _rig(durable: bool) -> Iterator[tuple[Rig, Path]]:
+def _rig(durable: bool, environ: Mapping[str, str]) -> Iterator[tuple[Rig, Path]]:
     folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
     try:
-        with Rig(folder, durable) as rig:
+        with Rig(folder, durable, environ) as rig:
             yield rig, folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

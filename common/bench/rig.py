@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -43,8 +42,9 @@ def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
 class Rig:
     """``with Rig(folder, ...) as rig``. Processes are started by the methods and ended at the exit."""
 
-    def __init__(self, folder: Path, durable: bool) -> None:
+    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str]) -> None:
         self._folder = folder
+        self._environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
         self._redis = EmbeddedRedis(folder, durable=durable)
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         self.keys = Keys(STREAM, GROUP)
@@ -68,8 +68,7 @@ class Rig:
         self.link.call("SET", self.keys.leader, _HOLD)
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        base = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
-        base |= {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self._folder), "USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP}
+        base = self._environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self._folder), "USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP}
         base |= {"USHER_LOG_LEVEL": "warning", "USHER_MASTER_URLS": url, "USHER_LEADER_LEASE_SECONDS": "1", **environ}
         self._start("master", ["master", "--bind", f"127.0.0.1:{port}"], base)
         time.sleep(0.5)
@@ -88,14 +87,17 @@ class Rig:
         self.link.call("DEL", self.keys.leader)
 
     def end_programs(self) -> None:
-        for name in reversed(list(self._programs)):
-            self._programs[name].terminate()
-        for program in self._programs.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                program.wait(15)
-            if program.poll() is None:
-                program.kill()
-                program.wait()
+        """Consumers first: they say goodbye to the master."""
+        consumers = [program for name, program in self._programs.items() if name != "master"]
+        for group in (consumers, list(self._programs.values())):
+            for program in group:
+                program.terminate()
+            for program in group:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    program.wait(15)
+                if program.poll() is None:
+                    program.kill()
+                    program.wait()
         self._programs.clear()
 
     def _start(self, name: str, words: list[str], environ: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ def bench() -> None:
 @_JSON
 def throughput(messages: int, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
     _report(
-        lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof),
+        lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof, os.environ),
         runs,
         ("messages_per_second", "floor_per_second", "ratio"),
         as_json,
@@ -55,7 +56,7 @@ def throughput(messages: int, tickets: int, payload: int, consumers: int, runs: 
 @_JSON
 def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
     _report(
-        lambda: measures.latency(rate, seconds, tickets, payload, consumers, not no_aof),
+        lambda: measures.latency(rate, seconds, tickets, payload, consumers, not no_aof, os.environ),
         runs,
         ("p50_ms", "p99_ms", "max_ms"),
         as_json,

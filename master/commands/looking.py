@@ -62,19 +62,20 @@ def _cell(value: object) -> str:
 
 def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
     columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "incarnation")
-    cells = [
-        (row["name"], row["state"], row["pending"], row.get("slots", ""), row.get("capacity", ""), f"{row['lease_ms'] / 1000:.1f} s", row["incarnation"])
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        lease = f"{row['lease_ms'] / 1000:.1f} s"
+        cells.append((row["name"], row["state"], row["pending"], row.get("slots", ""), row.get("capacity", ""), lease, row["incarnation"]))
     return table("Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"))
 
 
 def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in processing") -> Table:
-    cells = [
-        (row["ticket_id"], row["state"], row.get("consumer_name", ""), len(row.get("message_ids", ())), (row.get("message_ids") or [""])[0], row.get("fence", ""))
-        for row in rows
-    ]
-    return table(title, ("ticket", "state", "consumer", "messages", "oldest message", "fence"), [(*c[:5], str(c[5])) for c in cells], numbers=("messages",))
+    cells = []
+    for row in rows:
+        ids = row.get("message_ids") or []
+        oldest = ids[0] if ids else ""
+        cells.append((row["ticket_id"], row["state"], row.get("consumer_name", ""), len(ids), oldest, str(row.get("fence", ""))))
+    return table(title, ("ticket", "state", "consumer", "messages", "oldest message", "fence"), cells, numbers=("messages",))
 
 
 def console() -> Console:

@@ -467,7 +467,7 @@ _FOUND_BY_GUNICORN = [
 _FOUND_BY_US = [
     (
         "long headers together",
-        b"GET /api/health HTTP/1.1\r\nHost: a\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 900) for n in range(9)) + b"\r\n",
+        _HEALTH + b"".join(b"X-%d: %s\r\n" % (index, b"a" * 950) for index in range(9)) + b"\r\n",
         431,
     ),
     ("no length", _post(b""), 411),

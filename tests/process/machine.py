@@ -32,12 +32,12 @@ def environ_for(folder: Path, **more: str) -> dict[str, str]:
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Every living process that was started, directly or not, with ``environ_for(folder)``.
 
-    redis-server overwrites its environment to show a title; its configuration file on the command line gives it away.
+    redis-server overwrites its environment and command line with a title; the folder it works in gives it away.
     """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            marked = process.environ().get("USHER_TEST_MARK") == str(folder) or str(folder) in " ".join(process.cmdline())
+            marked = process.environ().get("USHER_TEST_MARK") == str(folder) or Path(process.cwd()).is_relative_to(folder)
             if process.pid != os.getpid() and marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

@@ -153,7 +153,7 @@ def _item(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_report_is_read() -> None:
-    assert read_report(_report()) == AckReport("c1:123", (AckItem("T", 5, ("1-0", "2-0")),))
+    assert read_report(orjson.dumps(_report())) == AckReport("c1:123", (AckItem("T", 5, ("1-0", "2-0")),))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_report_is_read() -> None:
     ],
 )
 def test_a_report_that_is_not_one_is_422(document: object) -> None:
-    assert _refused(read_report, document).status == 422
+    assert _refused(read_report, json.dumps(document).encode()).status == 422
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,24 @@ def test_a_report_that_is_not_one_is_422(document: object) -> None:
     ],
 )
 def test_a_report_at_the_limits_is_read(document: dict[str, Any]) -> None:
-    report = read_report(document)
+    report = read_report(orjson.dumps(document))
+    assert read_report(json.dumps(document, indent=1).encode()) == report
     assert [item.ticket_id for item in report.items] == [item["ticket_id"] for item in document["tickets"]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b'{"incarnation":"c1:1","incarnation":"c1:1","tickets":[{"ticket_id":"T","fence":5,"message_ids":["1-0"]}]}',
+        b'{"incarnation":"c1:1","tickets":[{"ticket_id":"T","fence":5,"fence":6,"message_ids":["1-0"]}]}',
+        b'{"incarnation":"c1:1","tickets":' + _nested(16) + b"}",
+        b'{"incarnation":"c1:1","tickets":' + _nested(300) + b"}",
+        b'{"incarnation":"c1:1","tickets":' + _nested(1000) + b"}",
+    ],
+)
+def test_a_report_is_read_as_strictly_as_any_document(body: bytes) -> None:
+    assert _refused(read_report, body).status == 400
 
 
 def test_a_thousand_tickets_with_the_longest_ids_fit_into_a_body() -> None:

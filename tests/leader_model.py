@@ -1,0 +1,331 @@
+"""A leader's world without Redis: what the scripts do to the pending list and the index, and a leader that turns as the dispatcher does.
+
+``RedisModel`` follows ``common/lua/*.lua`` step by step and notes every hand-over that breaks the promise. ``Leader`` drives the real Board
+and the real Recoverer. Stateful tests and scenarios play with both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from common.registration import name_of
+from common.stream_id import rank
+from master.leader_steps import Found, Rejected, TakenPage
+from master.policy.dispatch import Board
+from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply, Verdict
+from master.recoverer import Recoverer
+
+MASTER = "master"
+#: Somebody who took entries without being asked to, until the sweep finds them.
+STRANGER = "stranger"
+PAGE = 2
+
+
+@dataclass
+class Record:
+    """A ticket's record in the index."""
+
+    owner: str
+    fence: int
+    ids: list[bytes]
+
+    @property
+    def head(self) -> bytes:
+        return b"%s %d" % (self.owner.encode(), self.fence)
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """A hand-over of one ticket that happened."""
+
+    ticket: bytes
+    target: str
+    fence: int
+    ids: tuple[bytes, ...]
+
+
+class RedisModel:
+    """Pending list, index and leases."""
+
+    def __init__(self) -> None:
+        self.pending: dict[bytes, str] = {}
+        self.ticket_of: dict[bytes, bytes] = {}
+        self.index: dict[bytes, Record] = {}
+        self.leases: dict[str, str] = {}  # live, draining or revoked
+        self.capacities: dict[str, int] = {}  # what is registered
+        self.bodiless: set[bytes] = set()
+        self.done: list[bytes] = []  # acknowledged, or a dead letter
+        self.fence = 0
+        self.handed_over: list[HandedOver] = []
+        self.broken: list[str] = []
+
+    # ---- others --------------------------------------------------------------------------------------------------------------
+
+    def register(self, incarnation: str, capacity: int) -> None:
+        """A new incarnation; its name's former one, if it is dead, has no registration any more."""
+        for other in [other for other in self.capacities if name_of(other) == name_of(incarnation)]:
+            del self.capacities[other]
+        self.capacities[incarnation] = capacity
+        self.leases[incarnation] = "live"
+
+    def read_new(self, entry_id: bytes, ticket: bytes, reader: str = MASTER) -> None:
+        """An entry enters the pending list."""
+        self.pending[entry_id] = reader
+        self.ticket_of[entry_id] = ticket
+
+    def held_by(self, name: str) -> list[bytes]:
+        """What is pending for a name, in id order."""
+        return sorted((entry_id for entry_id, owner in self.pending.items() if owner == name), key=rank)
+
+    def lives(self, incarnation: str) -> bool:
+        return incarnation in self.leases
+
+    def ack(self, incarnation: str, ticket: bytes, ids: Sequence[bytes]) -> list[bytes]:
+        """ack.lua for one ticket: the ids that may be reported; none if it is stale or the lease has ended."""
+        if not self.lives(incarnation):
+            return []
+        record = self.index.get(ticket)
+        if record is not None and record.owner != incarnation:
+            return []
+        for entry_id in ids:
+            if record is not None and entry_id in record.ids:
+                record.ids.remove(entry_id)
+                self._finish(entry_id)
+        if record is not None and not record.ids:
+            del self.index[ticket]
+        return list(ids)
+
+    def give_back(self, incarnation: str, ticket: bytes) -> None:
+        """give_back.lua for one whole ticket."""
+        record = self.index[ticket]
+        assert self.leases.get(incarnation) == "draining"
+        assert record.owner == incarnation
+        for entry_id in record.ids:
+            self._claim(entry_id, MASTER)
+        record.owner = "returned"
+
+    def sweep(self, ids: Iterable[bytes]) -> list[Found]:
+        """sweep.lua, when just these are idle for long enough: what comes to ``master``."""
+        strays = []
+        for entry_id in sorted(ids, key=rank):
+            owner = self.pending[entry_id]
+            if owner != MASTER and not self.lives(owner) and self._claim(entry_id, MASTER):
+                strays.append(Found(entry_id, self.ticket_of[entry_id]))
+        return strays
+
+    def _claim(self, entry_id: bytes, name: str) -> bool:
+        """XCLAIM: an entry whose body is gone leaves the pending list instead."""
+        if entry_id in self.bodiless:
+            self._finish(entry_id)
+            return False
+        self.pending[entry_id] = name
+        return True
+
+    def _finish(self, entry_id: bytes) -> None:
+        del self.pending[entry_id]
+        self.done.append(entry_id)
+
+    # ---- the leader's steps --------------------------------------------------------------------------------------------------
+
+    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+        """hand_over.lua: checks first, writes last."""
+        states = [self._state(target.incarnation, target.parts, plan) for target in plan.targets]
+        granted = [
+            [part for part in target.parts if state == "OK" and self._may_have(target.incarnation, part)]
+            for target, state in zip(plan.targets, states, strict=True)
+        ]
+        fence = 0
+        if any(self._fresh(target.incarnation, part) for target, parts in zip(plan.targets, granted, strict=True) for part in parts):
+            self.fence += 1
+            fence = self.fence
+        replies = []
+        for target, state, parts in zip(plan.targets, states, granted, strict=True):
+            refused = [part.ticket for part in target.parts if part not in parts] if state == "OK" else []
+            fresh = [part.ticket for part in parts if part.believed != NOBODY and part.ticket not in self.index]
+            gone = [entry_id for part in parts for entry_id in self._grant(target.incarnation, part, fence)]
+            replies.append(TargetReply(state, refused, gone, fresh))
+        return HandOverReply(fence, tuple(replies))
+
+    def _state(self, incarnation: str, parts: Sequence[Part], plan: HandOverPlan) -> str:
+        state = {"live": "OK", "draining": "DRAINING", "revoked": "REVOKED"}.get(self.leases.get(incarnation, ""), "LOST")
+        if state == "OK":
+            ids = [entry_id for part in parts if self._may_have(incarnation, part) for entry_id in part.ids]
+            if not all(self.pending.get(entry_id) == MASTER and _within(entry_id, plan) for entry_id in ids):
+                return "STRAY"
+        return state
+
+    def _may_have(self, incarnation: str, part: Part) -> bool:
+        record = self.index.get(part.ticket)
+        if record is None:
+            return part.believed == NOBODY or part.believed.split()[0] == incarnation.encode()
+        if part.believed != record.head:
+            return False
+        if record.owner != "returned":
+            return record.owner == incarnation
+        still = [entry_id for entry_id in record.ids if self.pending.get(entry_id) == MASTER]
+        return not still or still[0] == part.ids[0]
+
+    def _fresh(self, incarnation: str, part: Part) -> bool:
+        record = self.index.get(part.ticket)
+        return record is None or record.owner != incarnation
+
+    def _grant(self, incarnation: str, part: Part, fence: int) -> list[bytes]:
+        """Write one ticket's part. Returns the ids whose body was gone."""
+        record = self.index.get(part.ticket)
+        before = record.ids if record is not None and record.owner == incarnation else []
+        mine = record.fence if record is not None and record.owner == incarnation else fence
+        self._look(incarnation, part, mine)
+        claimed = [entry_id for entry_id in part.ids if self._claim(entry_id, incarnation)]
+        if claimed:
+            self.index[part.ticket] = Record(incarnation, mine, [*before, *claimed])
+            self.handed_over.append(HandedOver(part.ticket, incarnation, mine, tuple(claimed)))
+        elif not before:
+            self.index.pop(part.ticket, None)
+        return [entry_id for entry_id in part.ids if entry_id not in claimed]
+
+    def _look(self, incarnation: str, part: Part, fence: int) -> None:
+        """Note what this hand-over breaks."""
+        if list(part.ids) != sorted(part.ids, key=rank):
+            self.broken.append(f"{part} is not in id order")
+        for entry_id, owner in self.pending.items():
+            if self.ticket_of[entry_id] != part.ticket or owner == STRANGER or entry_id in part.ids:
+                continue
+            if owner not in (MASTER, incarnation):
+                self.broken.append(f"{part} goes to {incarnation} while {owner} has {entry_id!r}")
+            if owner == MASTER and rank(entry_id) < rank(part.ids[-1]):
+                self.broken.append(f"{part} overtakes {entry_id!r}")
+        last = [handed.fence for handed in self.handed_over if handed.ticket == part.ticket][-1:]
+        if last and fence < last[0]:
+            self.broken.append(f"{part}: fence {fence} after {last[0]}")
+
+    def take_back(self, incarnation: str, count: int) -> TakenPage:
+        """take_back.lua: one page."""
+        if self.lives(incarnation):
+            return TakenPage(True, 0, [], [])
+        page = self.held_by(incarnation)[: min(count, PAGE)]
+        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._claim(entry_id, MASTER)]
+        for entry_id, ticket in found:
+            record = self.index.get(ticket or b"")
+            if record is not None and record.owner == incarnation and entry_id in record.ids:
+                record.ids.remove(entry_id)
+                if not record.ids:
+                    del self.index[ticket or b""]
+        return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
+
+    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> list[bytes] | None:
+        """free_tickets.lua: the tickets that somebody else has; None if it lives or has something."""
+        if self.lives(incarnation) or self.held_by(incarnation):
+            return None
+        others = []
+        for ticket in tickets:
+            record = self.index.get(ticket)
+            if record is not None and record.owner == incarnation:
+                del self.index[ticket]
+            elif record is not None:
+                others.append(ticket)
+        return others
+
+    def read_parked(self) -> list[tuple[bytes, bytes]]:
+        """read_parked.lua, all pages at once."""
+        return [(entry_id, self.ticket_of[entry_id]) for entry_id in self.held_by(MASTER) if self._claim(entry_id, MASTER)]
+
+
+def _within(entry_id: bytes, plan: HandOverPlan) -> bool:
+    return (plan.lowest == b"-" or rank(entry_id) >= rank(plan.lowest)) and (plan.highest == b"+" or rank(entry_id) <= rank(plan.highest))
+
+
+class Leader:
+    """What the dispatcher does in its turns, with the pending list and the index of a model."""
+
+    def __init__(self, redis: RedisModel, window: int) -> None:
+        self.redis = redis
+        self.board = Board(window)
+        self.recoverer = Recoverer()
+        self.unsure: set[bytes] = set()
+        self.rejected: list[Rejected] = []
+        self.now_s = 0.0
+
+    @classmethod
+    def adopt(cls, redis: RedisModel, window: int) -> Leader:
+        """A new epoch, as ``master.adoption`` begins it."""
+        leader = cls(redis, window)
+        leader.look_at_roster()
+        board, dead = leader.board, set()
+        for ticket, record in list(redis.index.items()):
+            owner = board.set_record(ticket, record.owner.encode(), record.fence, list(record.ids), leader.now_s)
+            if owner is not None:
+                dead.add(owner)
+        living = set(board.consumers) - dead
+        dead |= {name for name in redis.pending.values() if name != MASTER and name not in living}
+        for incarnation in sorted(dead):
+            while redis.take_back(incarnation, PAGE).size:
+                pass
+            consumer = board.consumers.get(incarnation)
+            if consumer is not None:
+                others = redis.free_tickets(incarnation, list(consumer.tickets))
+                for ticket in board.recovered(incarnation, others or ()):
+                    board.clear_record(ticket)
+        board.take_in(redis.read_parked())
+        return leader
+
+    def look_at_roster(self) -> None:
+        """As the roster of this moment says."""
+        redis = self.redis
+        for incarnation, capacity in redis.capacities.items():
+            known = self.board.consumers.get(incarnation)
+            accepts = redis.leases.get(incarnation) == "live"
+            if redis.lives(incarnation) and not self.recoverer.has(incarnation) and (known is None or known.accepts != accepts):
+                self.board.join(incarnation, name_of(incarnation), 1, capacity, accepts)
+        for incarnation in list(self.board.consumers):
+            if not redis.lives(incarnation) or incarnation not in redis.capacities:
+                self.lose(incarnation)
+
+    def lose(self, incarnation: str) -> None:
+        if not self.recoverer.has(incarnation) and self.board.lose(incarnation):
+            self.recoverer.add(incarnation)
+
+    def recover(self) -> bool:
+        """One page."""
+        busy = self.recoverer.turn(self.board, self.redis, self.rejected)  # type: ignore[arg-type]
+        self.unsure.update(self.recoverer.take_unsure())
+        return busy
+
+    def read_records(self, names: Iterable[bytes]) -> None:
+        """Memory follows the index."""
+        for name in names:
+            self.unsure.discard(name)
+            record = self.redis.index.get(name)
+            if record is None:
+                self.board.clear_record(name)
+                continue
+            to_recover = self.board.set_record(name, record.owner.encode(), record.fence, list(record.ids), self.now_s)
+            if to_recover is not None:
+                self.recoverer.add(to_recover)
+
+    def reconcile(self, quiet_s: float = 0.0) -> None:
+        """Read the records of all tickets that nobody reported on for a while."""
+        self.read_records(self.board.quiet_since(self.now_s - quiet_s + 1e-9, 500))
+
+    def hand_over(self, limit: int = 1000) -> HandOverPlan | None:
+        """One plan, carried out."""
+        plan = self.board.plan(limit, self.now_s)
+        if plan is not None:
+            self.settle(self.board.confirm(plan, self.redis.hand_over(plan)))
+        return plan
+
+    def settle(self, verdict: Verdict) -> None:
+        """Do what a reply asks for."""
+        assert not verdict.doubt, "an entry of a plan was not pending under master"
+        for incarnation in verdict.lost:
+            self.lose(incarnation)
+        self.unsure.update(verdict.unsure)
+
+    def arrive(self, entry_id: bytes, ticket: bytes) -> None:
+        """A new entry."""
+        self.redis.read_new(entry_id, ticket)
+        self.board.arrive(entry_id, ticket)
+
+    def take_in(self, strays: Iterable[Found]) -> None:
+        """What the sweep found."""
+        self.board.take_in([(entry.id, entry.ticket) for entry in strays if entry.ticket is not None])
