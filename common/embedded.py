@@ -36,6 +36,7 @@ from urllib.parse import quote
 
 import click
 
+from common.endpoints import near
 from common.errors import NotNow, ReplyUnknown, StartRefused
 from common.redis_client import Link
 from common.settings import CommonSettings
@@ -323,7 +324,7 @@ def running_up(state_folder: Path) -> Up | None:
 def resolve_redis_url(settings: CommonSettings) -> str:
     """The Redis to use: the one that is set, else that of the ``usher up`` of this machine. Raises StartRefused when there is neither."""
     if settings.redis_url:
-        return settings.redis_url
+        return near(settings.redis_url, settings.ticket_stream)
     up = running_up(settings.state_folder)
     if up is None:
         raise StartRefused(f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {settings.state_folder / 'up.json'})")

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from common.endpoints import is_fixed, make_connection
 from common.errors import GroupMissing, NotNow, ReplyUnknown, SettingsError, StartRefused
 from common.log import redacted
 
@@ -21,6 +20,8 @@ Arg = bytes | str | int | float
 
 #: Answers that mean "refused, nothing happened, try again". The first word of the error, as Redis sends it.
 _NOT_NOW = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "UNKILLABLE")
+#: Those that say that another server is the right one now.
+_ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN")
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 
 
@@ -71,36 +72,27 @@ class Link:
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0) -> None:
         self.url = url
+        self._name = name
         self._timeout_s = timeout_s
-        pool = redis.ConnectionPool.from_url(
-            url,
-            client_name=name,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            socket_keepalive=True,
-            socket_read_size=262_144,
-            protocol=2,
-            decode_responses=False,
-        )
-        if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
-            pool.connection_kwargs.pop("socket_keepalive", None)
-        self._connection: Any = pool.make_connection()
+        self._elsewhere = False
+        # A fixed address is looked at now, so that a URL that cannot be read is an error at once (ValueError).
+        self._connection: Any = make_connection(url, name, timeout_s) if is_fixed(url) else None
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         """Send one command and return its bare reply.
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
-        connection = self._connection
-        self._send(connection.pack_command(*command))
+        connection = self._connected()
+        self._send(connection, connection.pack_command(*command))
         return self._receive(block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send several commands at once; the reply list holds an exception where Redis answered with an error."""
         if not commands:
             return []
-        self._send(self._connection.pack_commands(commands))
+        connection = self._connected()
+        self._send(connection, connection.pack_commands(commands))
         replies: list[Any] = []
         for _ in commands:
             try:
@@ -121,25 +113,41 @@ class Link:
                 pass  # it was closed meanwhile, which is what we wanted
 
     def close(self) -> None:
-        self._connection.disconnect()
+        if self._connection is not None:
+            self._connection.disconnect()
 
-    def _send(self, packed: Any) -> None:
-        connection = self._connection
+    def _connected(self) -> Any:
+        """The connection, open. Raises NotNow: nothing was sent."""
         try:
-            connection.connect()
+            if self._elsewhere:
+                self._moved_on()
+            if self._connection is None:
+                self._connection = make_connection(self.url, self._name, self._timeout_s)
+            self._connection.connect()
+            return self._connection
         except redis.AuthenticationError as refused:
             raise NotNow("AUTH", f"Redis at {redacted(self.url)} refuses the password or user: {refused}") from refused
         except redis.ResponseError as refused:
-            connection.disconnect()
+            self._moved_on()
             trouble = _named(refused)
             raise (trouble if isinstance(trouble, NotNow) else NotNow("CONNECT", str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
-            connection.disconnect()
+            self._moved_on()
             raise NotNow("CONNECT", f"Redis at {redacted(self.url)} cannot be reached: {failed}") from failed
+
+    def _moved_on(self) -> None:
+        """The server we were connected to is not, or no longer, the right one: look again where it is before the next command."""
+        self._elsewhere = False
+        if self._connection is not None:
+            self._connection.disconnect()
+            if not is_fixed(self.url):
+                self._connection = None
+
+    def _send(self, connection: Any, packed: Any) -> None:
         try:
             connection.send_packed_command(packed, check_health=False)
         except (redis.RedisError, OSError) as failed:
-            connection.disconnect()
+            self._moved_on()
             raise ReplyUnknown(f"the connection to Redis broke while sending: {failed}") from failed
 
     def _receive(self, block_s: float) -> Any:
@@ -148,9 +156,12 @@ class Link:
                 return self._connection.read_response(timeout=self._timeout_s + block_s)
             return self._connection.read_response()
         except redis.ResponseError as refused:
-            raise _named(refused) from None
+            trouble = _named(refused)
+            if isinstance(trouble, NotNow) and trouble.kind in _ELSEWHERE:
+                self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
+            raise trouble from None
         except (redis.RedisError, OSError) as failed:
-            self._connection.disconnect()
+            self._moved_on()
             raise ReplyUnknown(f"the connection to Redis broke before the reply: {failed}") from failed
 
 

@@ -41,7 +41,7 @@ from gunicorn.sock import TCP6Socket, TCPSocket
 from common.backoff import backoff_s
 from common.errors import StartRefused, UsherError
 from common.log import event
-from common.serving_worker import HEAD_BYTES, Worker, check_head, exchanges
+from common.serving_worker import HEAD_BYTES, HttpWorker, check_head, exchanges
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -168,7 +168,7 @@ class _Program(BaseApplication):
         memory = Path("/dev/shm")
         for name, value in {
             "workers": 1,
-            "worker_class": Worker,
+            "worker_class": HttpWorker,
             "threads": _THREADS,
             "worker_connections": _CONNECTIONS,
             "keepalive": 30,

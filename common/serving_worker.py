@@ -82,7 +82,7 @@ class _ClientSocket(socket.socket):
             self.settimeout(WRITE_S)
 
 
-class Worker(ThreadWorker):
+class HttpWorker(ThreadWorker):
     """What is without a lock here runs on the main thread, which is gunicorn's loop."""
 
     def __init__(self, *args: Any, **more: Any) -> None:

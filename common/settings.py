@@ -40,8 +40,8 @@ def _urls(value: str) -> str:
 
 
 def _redis_url(value: str) -> str:
-    if value and not value.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("must begin with redis://, rediss:// or unix://")
+    if value and value.partition("://")[0] not in ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"):
+        raise ValueError("must begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://")
     return value
 
 
@@ -66,7 +66,7 @@ class CommonSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    redis_url: RedisUrl = Field("", description="Redis to use: redis://, rediss:// or unix://. Empty: the one that `usher up` runs on this machine.")
+    redis_url: RedisUrl = Field("", description="Redis to use (redis, rediss, unix, redis+sentinel, redis+cluster). Empty: that of `usher up`.")
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
     ticket_stream: str = Field("ticket_stream", min_length=1, max_length=512, description="The stream that producers add messages to.")
     group: str = Field("concurrency_stream_group", pattern=r"^[A-Za-z0-9._-]{1,128}$", description="Consumer group of the ticket stream.")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from common.errors import GroupMissing
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link
-from common.stream_id import ZERO
 
 
 class Entry(NamedTuple):
@@ -32,6 +31,13 @@ class Record(NamedTuple):
     owner: bytes
     fence: int
     ids: list[bytes]
+
+
+class Position(NamedTuple):
+    """How far the group was: the highest id it was given, and the lowest one that was pending then."""
+
+    delivered: bytes
+    oldest_pending: bytes | None
 
 
 class GroupConsumer(NamedTuple):
@@ -84,8 +90,8 @@ class TicketStream:
         self._link = link
         self._keys = keys
 
-    def ensure_group(self, start: bytes = ZERO) -> bool:
-        """Make the stream and its group at ``start`` if they are not there; True when it made them."""
+    def create_group(self, start: bytes) -> bool:
+        """Make the stream and its group, which has read up to ``start``; False if the group was there."""
         try:
             self._link.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
         except CommandRefused as refused:
@@ -93,6 +99,23 @@ class TicketStream:
                 return False
             raise
         return True
+
+    def saved_position(self) -> Position | None:
+        """What save_position noted last."""
+        saved = pairs(self._link.call("HGETALL", self._keys.position))
+        if b"delivered" not in saved:
+            return None
+        return Position(saved[b"delivered"], saved[b"oldest_pending"] or None)
+
+    def span(self) -> tuple[bytes, bytes] | None:
+        """The first and the last id in the stream; None when it is empty or not there."""
+        first, last = self._link.pipeline(
+            [("XRANGE", self._keys.stream, "-", "+", "COUNT", 1), ("XREVRANGE", self._keys.stream, "+", "-", "COUNT", 1)]
+        )
+        for reply in (first, last):
+            if isinstance(reply, Exception):
+                raise reply
+        return (first[0][0], last[0][0]) if first and last else None
 
     def last_delivered(self) -> bytes:
         """The highest id that the group was given. Raises GroupMissing."""

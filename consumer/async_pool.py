@@ -13,7 +13,6 @@ from common.service import Service
 from consumer.context import Message
 from consumer.executor import Executor
 from consumer.lane_keeper import MessageLane
-from consumer.policy.outcome import Bury
 
 _LONGEST_WAIT_S = 1.0
 
@@ -71,8 +70,8 @@ class AsyncPool(Service):
         began_ns = time.monotonic_ns()
         count = 0
         while (message := executor.next_message(lane)) is not None:
-            if message.body_is_gone:
-                executor.bury(lane, message, Bury("body_gone", ""))
+            if (unfit := executor.unfit(message)) is not None:
+                executor.bury(lane, message, unfit)
                 return
             start_us = time.time_ns() // 1000
             try:

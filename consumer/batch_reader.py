@@ -61,13 +61,15 @@ class BatchReader(Service):
         wanted = self._keeper.unknown(entry_id for part in hand_overs for entry_id in part.ids)
         if not wanted:
             return 0
-        bodies = self._bodies(wanted)
+        bodies, attempts = self._bodies(wanted)
         fresh = set(wanted)
         lease = self._lease
         parts = []
         for part in hand_overs:
             messages = [
-                Message(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease) for entry_id in part.ids if entry_id in fresh
+                Message(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease, attempts.get(entry_id, 0))
+                for entry_id in part.ids
+                if entry_id in fresh
             ]
             if messages:
                 if len(part.ids) > 1:
@@ -77,21 +79,25 @@ class BatchReader(Service):
         self.messages += len(wanted)
         return len(wanted)
 
-    def _bodies(self, wanted: list[bytes]) -> dict[bytes, list[bytes] | None]:
-        """Bodies by id; an id that is missing, or None, has lost its body."""
+    def _bodies(self, wanted: list[bytes]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, int]]:
+        """Bodies by id (one that is missing, or None, has lost its body), and the attempts that former owners were charged."""
         reads = plan_reads(wanted, self._keeper.held_ids, self._highest)
         commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
+        commands.append(("HMGET", self._keys.attempts, *wanted))
         if self._untrimmed:
             commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
         bodies: dict[bytes, list[bytes] | None] = {}
-        for reply in self._link.pipeline(commands)[: len(reads)]:
+        *read_replies, charged = self._link.pipeline(commands)[: len(reads) + 1]
+        for reply in (*read_replies, charged):
             if isinstance(reply, Exception):
                 raise reply
+        for reply in read_replies:
             bodies.update(parse_own(reply))
+        attempts = {entry_id: int(count) for entry_id, count in zip(wanted, charged, strict=True) if count is not None}
         self._read_on(wanted, bodies)
         self._untrimmed = False
         self._highest = max(self._highest, max(map(rank, wanted)))
-        return bodies
+        return bodies, attempts
 
     def _read_on(self, wanted: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
         """Find what the planned reads did not bring. Entries of records that we have not read yet are in the pending list too, and may

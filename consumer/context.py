@@ -49,11 +49,11 @@ class Message:
 
     __slots__ = ("_fields", "_flat", "_lease", "attempt", "deadline", "fence", "first_ms", "stream_id", "ticket")
 
-    def __init__(self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease) -> None:
+    def __init__(self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, attempts: int = 0) -> None:
         self.ticket = ticket
         self.stream_id = stream_id
         self.fence = fence
-        self.attempt = 0
+        self.attempt = attempts  # of former owners; counted up at each start
         self.first_ms = 0
         self.deadline: float | None = None
         self._flat = flat

@@ -28,13 +28,15 @@ class Accounts(Protocol):
 class Executor:
     """Steps around a handler call. Used by many threads; it keeps no state of its own but the random generator."""
 
-    def __init__(self, keeper: LaneKeeper, accounts: Accounts, lease: OwnLease, policy: RetryPolicy, strict: bool) -> None:
+    def __init__(self, keeper: LaneKeeper, accounts: Accounts, lease: OwnLease, policy: RetryPolicy, strict: bool, limit_s: float) -> None:
         self.keeper = keeper
         self._accounts = accounts
         self._lease = lease
         self._policy = policy
         self._rng = random.Random()
         self.strict = strict
+        self._limit_s = limit_s
+        self.running: dict[int, Message] = {}  # by the identity of the message: those whose handler runs; kept only with a limit
         self.handled = 0  # only roughly right: counted without a lock, for people
         self.failed = 0
 
@@ -51,12 +53,25 @@ class Executor:
             return None
         message = queue.popleft()
         message.attempt += 1
-        if message.attempt == 1:
+        if not message.first_ms:
             message.first_ms = time.time_ns() // 1_000_000
+        if self._limit_s:
+            message.deadline = time.monotonic() + self._limit_s
+            self.running[id(message)] = message
         return message
+
+    def unfit(self, message: Message) -> Bury | None:
+        """Why this message must not be started at all, if so: it lost its body, or all its attempts ended with their process."""
+        if message.body_is_gone:
+            return Bury("body_gone", "")
+        if message.attempt > self._policy.max_attempts:
+            message.attempt -= 1
+            return Bury("attempts_exhausted", "its handler was ended with its process every time")
+        return None
 
     def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int) -> bool:
         """The handler returned. True when the lane may go on, False when it is held until Redis has the acknowledgement."""
+        self._ended(message)
         self.handled += 1
         held = lane if self.strict else None
         if self.strict:
@@ -66,6 +81,7 @@ class Executor:
 
     def raised(self, lane: MessageLane, message: Message, problem: BaseException) -> None:
         """The handler raised: the message is tried again in its place, or given up. Either way the lane is not the runner's any more."""
+        self._ended(message)
         self.failed += 1
         decision = decide(problem, message.attempt, self._policy, self._rng)
         facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt}
@@ -80,5 +96,10 @@ class Executor:
 
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
         """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""
+        self._ended(message)
         self.keeper.hold(lane)
         self._accounts.give_up(lane, message, decision)
+
+    def _ended(self, message: Message) -> None:
+        if self._limit_s:
+            self.running.pop(id(message), None)

@@ -87,6 +87,11 @@ class OwnerSteps:
         self._check(reply)
         return Buried(reply)
 
+    def charge(self, attempts: Mapping[bytes, int]) -> None:
+        """Note attempts by message id, for the next owner."""
+        args = [part for pair in attempts.items() for part in pair]
+        self._check(self._scripts.run("charge", (self._lease, self._keys.attempts), args))
+
     def drain(self, lease_ms: int) -> None:
         """Refuse hand-overs from now on."""
         self._check(self._scripts.run("drain", (self._lease,), (lease_ms,)))

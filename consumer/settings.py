@@ -23,6 +23,7 @@ class ConsumerSettings(CommonSettings):
         description="pipelined: a ticket's next message starts when the handler returned. strict: when Redis has its acknowledgement.",
     )
     flush_ms: float = Field(5.0, ge=0, le=1000, description="Longest wait before finished messages are acknowledged.")
+    handler_seconds: float = Field(0.0, ge=0, description="Longest a handler may run; its process is ended then. 0: no limit.")
     max_attempts: int = Field(5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter.")
     retry_seconds: float = Field(0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one.")
     retry_cap_seconds: float = Field(60.0, ge=0, le=86_400, description="Longest wait between attempts.")

@@ -35,6 +35,7 @@ from consumer.policy.outcome import RetryPolicy
 from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
 from consumer.settings import ConsumerSettings
+from consumer.watchdog import Watchdog
 from consumer.web import create_app
 from consumer.worker_pool import LaneWorker
 
@@ -65,7 +66,7 @@ class Incarnation:
             ack_link, steps(ack_link), self.keeper, self.reporter, name, settings.flush_ms / 1000, settings.run_log_length, on_lost
         )
         policy = RetryPolicy(settings.max_attempts, settings.retry_seconds, settings.retry_cap_seconds)
-        self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict")
+        self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict", settings.handler_seconds)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._reads, on_lost)
         self.pool: list[Service] = (
@@ -73,13 +74,21 @@ class Incarnation:
             if handler.is_async
             else [LaneWorker(number, self.executor, handler.call) for number in range(settings.concurrency)]
         )
+        self.watch: list[Service] = []
+        if settings.handler_seconds:
+            watch_link = link("watch")
+            running = self.executor.running
+            watchdog = Watchdog(
+                watch_link, steps(watch_link), lambda: list(running.values()), lambda: self.acker.is_flushed, settings.handler_seconds, on_lost
+            )
+            self.watch.append(watchdog)
         self._drain_link = link("drain")
         self._drain = Drain(steps(self._drain_link), self.keeper, self.reader, self.acker, int(taken.lease_s * 1000))
         self._goodbye = _masters(settings, taken.leader_url)
 
     @property
     def services(self) -> list[Service]:
-        return [self.reader, self.heartbeat, *self.pool, self.acker, self.reporter]
+        return [self.reader, self.heartbeat, *self.pool, *self.watch, self.acker, self.reporter]
 
     def start(self) -> None:
         for service in self.services:

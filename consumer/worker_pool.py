@@ -11,7 +11,6 @@ from common.service import Service
 from consumer.context import Message
 from consumer.executor import Executor
 from consumer.lane_keeper import MessageLane
-from consumer.policy.outcome import Bury
 
 #: Most messages of one lane in a row, and the time after which the lane goes behind the others.
 _SLICE = 64
@@ -48,8 +47,8 @@ class LaneWorker(Service):
             message = executor.next_message(lane)
             if message is None:
                 break
-            if message.body_is_gone:
-                executor.bury(lane, message, Bury("body_gone", ""))
+            if (unfit := executor.unfit(message)) is not None:
+                executor.bury(lane, message, unfit)
                 return
             start_us = end_us
             try:

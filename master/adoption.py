@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.clock import now_s
+from common.errors import GroupMissing
 from common.keys import HALTED, MASTER, Keys
 from common.log import event
 from common.redis_client import Link
@@ -18,6 +19,7 @@ from common.streams import TicketStream
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps
 from master.policy.dispatch import Board
+from master.policy.group_loss import restart
 from master.recoverer import PAGE
 from master.roster import Member, read_roster
 
@@ -41,8 +43,7 @@ def adopt(
 ) -> Adopted:
     """Read everything from Redis. Raises Fenced, and what Link.call raises."""
     board = Board(ticket_window)
-    if stream.ensure_group():
-        event(log, "group_created", stream=keys.stream, group=keys.group)
+    _ensure_group(stream, keys)
     members = read_roster(link, keys)
     for incarnation, member in members.items():
         if member.alive:
@@ -56,6 +57,34 @@ def adopt(
     taken_back = _take_back_all(dead, board, steps, made_progress)
     _take_in_parked(board, steps, made_progress)
     return Adopted(board, members, stream.last_delivered(), taken_back)
+
+
+def _ensure_group(stream: TicketStream, keys: Keys) -> None:
+    """Make the group if it is not there, where it was; what may repeat or is lost is said, in exact ids."""
+    try:
+        stream.group_facts()
+        return
+    except GroupMissing:
+        saved = stream.saved_position()
+        again = restart(saved.delivered if saved else None, saved.oldest_pending if saved else None, stream.span())
+    stream.create_group(again.start)
+    if again.first_time:
+        event(log, "group_created", stream=keys.stream, group=keys.group)
+        return
+    event(
+        log,
+        "group_lost",
+        level=logging.ERROR,
+        stream=keys.stream,
+        group=keys.group,
+        restarted_at=again.start,
+        may_repeat=_told(again.repeat),
+        lost=_told(again.lost),
+    )
+
+
+def _told(ids: tuple[bytes, bytes] | None) -> str:
+    return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
 
 
 def _load_index(stream: TicketStream, board: Board) -> set[str]:
@@ -92,10 +121,21 @@ def _take_in_parked(board: Board, steps: LeaderSteps, made_progress: Callable[[]
     while True:
         page = steps.read_parked(after, _PAGE)
         usable, rejected = sort_out(page.found)
-        board.take_in(usable)
+        known = [(ticket, entry_id) for entry_id, ticket in usable if board.runs(ticket, entry_id)]
+        board.take_in(pair for pair in usable if not board.runs(pair[1], pair[0]))
+        if known:
+            rejoin(known, board, steps)
         if rejected:
             steps.reject(rejected)
         made_progress()
         if page.last is None:
             return
         after = page.last
+
+
+def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderSteps) -> None:
+    """(ticket, id) of entries under ``master`` that a living owner has in processing, as index and inbox say: the group was lost and made
+    again. They go back to their owners; what was acknowledged meanwhile is planned like anything else under ``master``."""
+    over = set(steps.rejoin(known))
+    event(log, "entries_rejoined", level=logging.WARNING, count=len(known) - len(over), done_meanwhile=len(over))
+    board.take_in((entry_id, ticket) for ticket, entry_id in known if entry_id in over)

@@ -20,7 +20,7 @@ from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.streams import TicketStream, parse_record
-from master.adoption import adopt
+from master.adoption import adopt, rejoin
 from master.elector import Lead
 from master.intake import Doorbell, sort_out
 from master.leader_steps import Found, LeaderSteps, Rejected
@@ -37,6 +37,8 @@ _IDLE_READ_S = 2.0
 _RECONCILE_PAGE = 500
 #: hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
+#: How often the group's position is noted outside of the group: at most so much comes again when the group is lost.
+_SAVE_POSITION_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,9 @@ class Dispatcher(Service):
         self._unsure: set[bytes] = set()
         self._rejected: list[Rejected] = []
         self._reconciled_s = 0.0
+        self._saved_position = b""
+        self._position_open = False  # the last saved position had something pending
+        self._position_s = 0.0
 
     # ---- from other threads --------------------------------------------------------------------------------------------------
 
@@ -185,6 +190,7 @@ class Dispatcher(Service):
         handed = self._hand_over()
         found = self._read_new()
         self._reject()
+        self._save_position()
         if found or handed or recovering or self._mailbox or self._unsure:
             return 0.0
         if self.doorbell is not None and self._may_read() > 0:
@@ -289,6 +295,17 @@ class Dispatcher(Service):
                 break
         return handed
 
+    def _save_position(self) -> None:
+        """Note how far the group is, once a second while it moves."""
+        assert self._steps is not None
+        now = now_s()
+        is_open = bool(self.board.in_flight or self.board.parked)
+        moved = self._saved_position != self._last_read or is_open or self._position_open
+        if moved and now - self._position_s >= _SAVE_POSITION_S:
+            self._steps.save_position()
+            self._position_open = is_open
+            self._saved_position, self._position_s = self._last_read, now
+
     def _may_read(self) -> int:
         if self.board.parked >= self._limits.parked:
             event(log, "parked_limit", level=logging.WARNING, parked=self.board.parked)
@@ -311,8 +328,9 @@ class Dispatcher(Service):
         if found:
             self._last_read = found[-1].id
             usable, rejected = sort_out(found)
-            for entry_id, ticket in usable:
-                self.board.arrive(entry_id, ticket)
+            known = [(ticket, entry_id) for entry_id, ticket in usable if not self.board.arrive(entry_id, ticket)]
+            if known:
+                rejoin(known, self.board, self._steps)
             self._rejected += rejected
         return len(found)
 

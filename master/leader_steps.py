@@ -127,6 +127,17 @@ class LeaderSteps:
         strays = [(Found(flat[at], flat[at + 1]), flat[at + 2]) for at in range(0, len(flat), 3)]
         return Swept(cursor, strays, gone)
 
+    def save_position(self) -> None:
+        """Note how far the group is. Raises GroupMissing."""
+        keys = self._keys
+        self._run("save_position", (keys.stream, keys.leader, keys.position), ())
+
+    def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        """(ticket, id) of entries that came as new although an owner has them: back to their owners. Returns ids that nobody has."""
+        keys = self._keys
+        args = [part for entry in entries for part in entry]
+        return list(self._run("rejoin", (keys.stream, keys.leader, keys.tickets), args)[1])
+
     def revoke(self, incarnation: str) -> bool:
         """Forbid an incarnation to renew its lease; False when it has none."""
         args = (str(self.epoch),)

@@ -12,7 +12,7 @@ class MasterSettings(CommonSettings):
 
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
     advertise_url: str = Field("", description="URL under which consumers reach this master. Empty: made from USHER_BIND.")
-    leader_lease_seconds: float = Field(5.0, ge=0.5, le=600, description="Life of the leader lease: at most so long after a leader died a standby leads.")
+    leader_lease_seconds: float = Field(5.0, ge=0.5, le=600, description="Life of the leader lease: so long after a leader died a standby leads.")
     batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
     ticket_window: int = Field(512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more are parked.")
     parked_limit: int = Field(2_000_000, ge=1, description="Most entries parked in all; at this many the master stops reading.")

@@ -19,7 +19,7 @@ PACKAGES = ("common", "master", "consumer")
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py is what Usher is compared with: plain redis-py.
-    "redis": ("common/redis_client.py", "common/stream_router.py", "common/bench/floor.py"),
+    "redis": ("common/redis_client.py", "common/endpoints.py", "common/stream_router.py", "common/bench/floor.py"),
     "requests": ("master/health_checker.py", "consumer/master_client.py", "*/cli.py", "*/commands/*.py"),
     "flask": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),

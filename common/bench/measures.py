@@ -27,7 +27,7 @@ def throughput(messages: int, tickets: int, payload: int, consumers: int, durabl
     with _rig(durable, environ) as (rig, _):
         last_id = rig.fill(names, b"x" * payload)
         floor_s = floor_seconds(rig, consumers, messages)
-        rig.stream.ensure_group()
+        rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "common.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000"})
         cpu_before = rig.cpu()
         rig.release()
@@ -61,7 +61,7 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
     with _rig(durable, environ) as (rig, folder):
         waits_folder = folder / "waits"
         waits_folder.mkdir()
-        rig.stream.ensure_group()
+        rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "common.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
         rig.release()
         last_id = _send_on_schedule(rig, [b"warm"] * 100, b"x" * payload, 100.0)

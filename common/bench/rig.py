@@ -68,8 +68,9 @@ class Rig:
         self.link.call("SET", self.keys.leader, _HOLD)
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        base = self._environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self._folder), "USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP}
-        base |= {"USHER_LOG_LEVEL": "warning", "USHER_MASTER_URLS": url, "USHER_LEADER_LEASE_SECONDS": "1", **environ}
+        base = self._environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self._folder)}
+        base |= {"USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
+        base |= {"USHER_MASTER_URLS": url, "USHER_LEADER_LEASE_SECONDS": "1", **environ}
         self._start("master", ["master", "--bind", f"127.0.0.1:{port}"], base)
         time.sleep(0.5)
         names = [f"consumer-{number}" for number in range(1, consumers + 1)]

@@ -89,15 +89,23 @@ class Board:
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
 
-    def arrive(self, entry_id: bytes, name: bytes) -> None:
-        """A new entry, above every id seen before."""
+    def arrive(self, entry_id: bytes, name: bytes) -> bool:
+        """A new entry, above every id seen before. False: it is in processing already (the group was lost and reads it again)."""
         ticket = self.tickets.get(name)
         if ticket is None:
             ticket = self.tickets[name] = Ticket(name)
+        elif entry_id in ticket.running:
+            return False
         ticket.parked.append(entry_id)
         self.parked += 1
         if not ticket.queued:
             self._queue(ticket)
+        return True
+
+    def runs(self, name: bytes, entry_id: bytes) -> bool:
+        """Whether memory has the entry in processing with an owner that lives."""
+        ticket = self.tickets.get(name)
+        return ticket is not None and entry_id in ticket.running and ticket.owner is not None and ticket.standing is Standing.OPEN
 
     def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """(id, ticket) of entries that came to ``master`` from elsewhere (taken back, given back, stray, adopted), in id order: each
@@ -361,11 +369,9 @@ class Board:
             consumer = self.join(incarnation, incarnation.rpartition(":")[0], 0, 0, False)
         ticket.owner = consumer
         consumer.tickets.add(name)
-        ticket.running = dict.fromkeys(ids)
-        held = set(ids).intersection(ticket.parked)
-        if held:
-            ticket.parked = deque(entry_id for entry_id in ticket.parked if entry_id not in held)
-            self.parked -= len(held)
+        # What is parked is under ``master`` for certain; of a stray the index still says that its dead owner has it.
+        strays = set(ids).intersection(ticket.parked)
+        ticket.running = dict.fromkeys(entry_id for entry_id in ids if entry_id not in strays)
         consumer.in_flight += len(ticket.running)
         self.in_flight += len(ticket.running)
         if not consumer.capacity or ticket.standing is Standing.RECOVERING:

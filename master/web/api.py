@@ -20,7 +20,7 @@ REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
 MOST_MESSAGES = 1000
 _LONGEST_TICKET_ID = 256
 _LARGEST_FENCE = 2**63 - 1
-_ITEM = frozenset({"ticket_id", "fence", "message_ids"})
+_NO_ITEM = "must be an object of ticket_id, fence and message_ids"
 _TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
 _TICKETS_PATH = b"/api/tickets/"
 
@@ -142,12 +142,15 @@ def _report_of(document: object) -> AckReport:
         raise _unfit("incarnation", "must look like name:17")
     if type(tickets) is not list or not 0 < len(tickets) <= MOST_MESSAGES:
         raise _unfit("tickets", f"must be a list of 1 to {MOST_MESSAGES}")
-    items = []
+    items: list[AckItem] = []
     message_ids: list[Any] = []
     for item in tickets:
-        if type(item) is not dict or item.keys() != _ITEM:
-            raise _unfit(f"tickets.{len(items)}", "must be an object of ticket_id, fence and message_ids")
-        ticket_id, fence, ids = item["ticket_id"], item["fence"], item["message_ids"]
+        try:
+            ticket_id, fence, ids = item["ticket_id"], item["fence"], item["message_ids"]
+        except (TypeError, KeyError):
+            raise _unfit(f"tickets.{len(items)}", _NO_ITEM) from None
+        if len(item) != 3:
+            raise _unfit(f"tickets.{len(items)}", _NO_ITEM)
         if type(ticket_id) is not str or not _fits(ticket_id):
             raise _unfit(f"tickets.{len(items)}.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
         if type(fence) is not int or not 0 <= fence <= _LARGEST_FENCE:

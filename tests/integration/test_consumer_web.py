@@ -19,7 +19,7 @@ from common.health import Health, judge
 from common.log import configure
 from common.service import Ended, Service
 from consumer.web import create_app
-from tests.integration.test_serving import Running, until
+from tests.served import Running, until
 
 _CHILD = "from tests.integration.test_consumer_web import child; child()"
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,9 +22,9 @@ from common.health import Health
 from common.log import configure, event
 from master.web.app import create_app
 from master.web.ports import AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest
-from tests.integration.test_serving import Running
+from tests.served import Running
 
-_CHILD = "from tests.integration.test_master_api import child; child()"
+CHILD = "from tests.integration.test_master_api import child; child()"
 _TOKEN = "a token - ä"
 _LEADER = "http://127.0.0.1:8701"
 
@@ -101,7 +99,7 @@ def child() -> None:
 
 
 def _running(folder: Path, **how: Any) -> Iterator[Running]:
-    running = Running(folder, how, _CHILD)
+    running = Running(folder, how, CHILD)
     try:
         yield running.wait_until_up()
     finally:
@@ -118,17 +116,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     yield from _running(tmp_path_factory.mktemp("guarded"), token=_TOKEN, reasons=["intake is not running"])
 
 
-def _ask(running: Running, method: str, path: str, **more: Any) -> requests.Response:
+def ask(running: Running, method: str, path: str, **more: Any) -> requests.Response:
     answered = requests.request(method, f"http://127.0.0.1:{running.port}{path}", timeout=20, allow_redirects=False, **more)
     assert answered.headers["Cache-Control"] == "no-store"
     assert answered.headers["X-Content-Type-Options"] == "nosniff"
     if answered.status_code >= 400 and method != "HEAD" and "reasons" not in answered.json():
-        _check_problem(answered.headers["Content-Type"], answered.json(), answered.status_code)
+        check_problem(answered.headers["Content-Type"], answered.json(), answered.status_code)
         assert "secret" not in answered.text
     return answered
 
 
-def _check_problem(content_type: str, document: dict[str, Any], status: int) -> None:
+def check_problem(content_type: str, document: dict[str, Any], status: int) -> None:
     assert content_type == "application/problem+json"
     assert document["status"] == status
     assert document["type"] == "about:blank"
@@ -136,11 +134,11 @@ def _check_problem(content_type: str, document: dict[str, Any], status: int) -> 
     assert len(document["request_id"]) == 16
 
 
-def _registration(**changes: Any) -> dict[str, Any]:
+def registration(**changes: Any) -> dict[str, Any]:
     return {"name": "c1", "health_url": "http://127.0.0.1:1/api/health", **changes}
 
 
-def _report(incarnation: str = "c1:7", *message_ids: str) -> dict[str, Any]:
+def report(incarnation: str = "c1:7", *message_ids: str) -> dict[str, Any]:
     return {"incarnation": incarnation, "tickets": [{"ticket_id": "T", "fence": 5, "message_ids": list(message_ids or ["1-0"])}]}
 
 
@@ -151,74 +149,74 @@ REGISTER, DEREGISTER, ACKNOWLEDGE = "/api/consumers/register", "/api/consumers/d
 
 
 def test_a_new_registration_is_201(master: Running) -> None:
-    answered = _ask(master, "POST", REGISTER, json=_registration())
+    answered = ask(master, "POST", REGISTER, json=registration())
     assert answered.status_code == 201
     assert answered.json() == {"incarnation": "c1:7", "generation": 7, "lease_ms": 10_000, "leader_url": _LEADER}
     assert answered.headers["Content-Type"] == "application/json"
 
 
 def test_what_is_left_out_of_a_registration_has_its_default(master: Running) -> None:
-    _ask(master, "POST", REGISTER, json={"consumer_name": "bare", "healthURL": "http://good/x"})
+    ask(master, "POST", REGISTER, json={"consumer_name": "bare", "healthURL": "http://good/x"})
     asked = next(record["asked"] for record in master.records("asked") if record["asked"]["name"] == "bare")
     assert len(asked.pop("uuid")) == 32
     assert asked == {"name": "bare", "health_url": "http://good/x", "slots": 1, "capacity": 1000, "lock": "-"}
 
 
 def test_what_is_in_a_registration_is_taken(master: Running) -> None:
-    given = _registration(name="full", uuid="u-1", slots=8, capacity=2000, lock="ab-12:2049:77")
-    _ask(master, "POST", REGISTER, json=given)
+    given = registration(name="full", uuid="u-1", slots=8, capacity=2000, lock="ab-12:2049:77")
+    ask(master, "POST", REGISTER, json=given)
     assert given in [record["asked"] for record in master.records("asked")]
 
 
 def test_the_same_start_again_is_200(master: Running) -> None:
-    assert _ask(master, "POST", REGISTER, json=_registration(uuid="again")).status_code == 200
+    assert ask(master, "POST", REGISTER, json=registration(uuid="again")).status_code == 200
 
 
 def test_a_name_that_is_held_is_409_with_retry_after(master: Running) -> None:
-    answered = _ask(master, "POST", REGISTER, json=_registration(name="held"))
+    answered = ask(master, "POST", REGISTER, json=registration(name="held"))
     assert answered.status_code == 409
     assert answered.json()["title"] == "name_in_use"
     assert answered.headers["Retry-After"] == "3"
 
 
 def test_deregister(master: Running) -> None:
-    assert _ask(master, "POST", DEREGISTER, json={"incarnation": "c1:7"}).status_code == 200
-    answered = _ask(master, "POST", DEREGISTER, json={"incarnation": "unknown:1"})
+    assert ask(master, "POST", DEREGISTER, json={"incarnation": "c1:7"}).status_code == 200
+    answered = ask(master, "POST", DEREGISTER, json={"incarnation": "unknown:1"})
     assert (answered.status_code, answered.json()["title"]) == (404, "unknown_incarnation")
 
 
 def test_a_report_gets_one_word_per_message(master: Running) -> None:
-    answered = _ask(master, "POST", ACKNOWLEDGE, json=_report("c1:7", "1-0", "9-9", "2-0"))
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("c1:7", "1-0", "9-9", "2-0"))
     assert (answered.status_code, answered.json()) == (200, {"results": [["ok", "gone", "ok"]]})
 
 
 def test_a_report_of_500_tickets_with_the_longest_ids_is_taken(master: Running) -> None:
     tickets = [{"ticket_id": f"{index:0256}", "fence": 2**53, "message_ids": [f"1795215518421-{index}"]} for index in range(500)]
-    answered = _ask(master, "POST", ACKNOWLEDGE, json={"incarnation": "c1:7", "tickets": tickets})
+    answered = ask(master, "POST", ACKNOWLEDGE, json={"incarnation": "c1:7", "tickets": tickets})
     assert answered.json() == {"results": [["ok"]] * 500}
 
 
 def test_a_report_to_a_standby_is_503_and_names_the_leader(master: Running) -> None:
-    answered = _ask(master, "POST", ACKNOWLEDGE, json=_report("standby:1"))
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("standby:1"))
     assert (answered.status_code, answered.json()["title"], answered.json()["leader_url"]) == (503, "not_leader", _LEADER)
     assert answered.headers["Retry-After"] == "1"
 
 
 def test_a_report_of_a_fenced_incarnation_is_409(master: Running) -> None:
-    answered = _ask(master, "POST", ACKNOWLEDGE, json=_report("fenced:1"))
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("fenced:1"))
     assert (answered.status_code, answered.json()["title"]) == (409, "fenced")
 
 
 @pytest.mark.parametrize("name", ["redis-away", "redis-unsure"])
 @pytest.mark.parametrize("path", [REGISTER, DEREGISTER, ACKNOWLEDGE])
 def test_trouble_with_redis_is_503_and_never_500(master: Running, name: str, path: str) -> None:
-    body = {REGISTER: _registration(name=name), DEREGISTER: {"incarnation": f"{name}:1"}, ACKNOWLEDGE: _report(f"{name}:1")}[path]
-    answered = _ask(master, "POST", path, json=body)
+    body = {REGISTER: registration(name=name), DEREGISTER: {"incarnation": f"{name}:1"}, ACKNOWLEDGE: report(f"{name}:1")}[path]
+    answered = ask(master, "POST", path, json=body)
     assert (answered.status_code, answered.headers["Retry-After"]) == (503, "1")
 
 
 def test_a_bug_is_500_without_its_words_and_is_found_in_the_log_by_its_id(master: Running) -> None:
-    answered = _ask(master, "POST", ACKNOWLEDGE, json=_report("bug:1"))
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("bug:1"))
     assert answered.status_code == 500
     logged = [record for record in master.records("request_failed") if record["request_id"] == answered.json()["request_id"]]
     assert len(logged) == 1
@@ -226,18 +224,18 @@ def test_a_bug_is_500_without_its_words_and_is_found_in_the_log_by_its_id(master
 
 
 def test_reads(master: Running) -> None:
-    assert _ask(master, "GET", "/api/consumers").json() == {"consumers": [{"name": "c1"}]}
-    assert _ask(master, "HEAD", "/api/consumers").status_code == 200
-    assert _ask(master, "GET", "/api/tickets").json()["asked"] == ["0", 100]
-    assert _ask(master, "GET", "/api/tickets?cursor=17&limit=5").json()["asked"] == ["17", 5]
-    assert _ask(master, "GET", "/api/tickets?limit=999999999").json()["asked"] == ["0", 200]
+    assert ask(master, "GET", "/api/consumers").json() == {"consumers": [{"name": "c1"}]}
+    assert ask(master, "HEAD", "/api/consumers").status_code == 200
+    assert ask(master, "GET", "/api/tickets").json()["asked"] == ["0", 100]
+    assert ask(master, "GET", "/api/tickets?cursor=17&limit=5").json()["asked"] == ["17", 5]
+    assert ask(master, "GET", "/api/tickets?limit=999999999").json()["asked"] == ["0", 200]
 
 
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=-1", "limit=x", "limit=", "limit=%D9%A1", "limit=1e2", "limit=9999999999", "cursor=a%20b", "cursor=%00"]
 )
 def test_a_page_that_cannot_be_is_422(master: Running, query: str) -> None:
-    assert _ask(master, "GET", f"/api/tickets?{query}").status_code == 422
+    assert ask(master, "GET", f"/api/tickets?{query}").status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -265,27 +263,27 @@ def test_a_page_that_cannot_be_is_422(master: Running, query: str) -> None:
     ],
 )
 def test_a_ticket_is_found_by_its_id_whatever_is_in_it(master: Running, ticket_id: str) -> None:
-    assert _ask(master, "GET", "/api/tickets/" + quote(ticket_id, safe="")).json() == {"ticket_id": ticket_id}
+    assert ask(master, "GET", "/api/tickets/" + quote(ticket_id, safe="")).json() == {"ticket_id": ticket_id}
 
 
 @pytest.mark.parametrize(("path", "status"), [("unknown", 404), ("%FF", 404), ("t" * 257, 422), ("%C3%A4" * 129, 422)])
 def test_a_ticket_that_is_not_there_or_cannot_be(master: Running, path: str, status: int) -> None:
-    assert _ask(master, "GET", f"/api/tickets/{path}").status_code == status
+    assert ask(master, "GET", f"/api/tickets/{path}").status_code == status
 
 
 def test_health_of_a_master_that_is_well(master: Running) -> None:
     for path in ("/api/health", "/api/health/ready"):
-        answered = _ask(master, "GET", path)
+        answered = ask(master, "GET", path)
         assert (answered.status_code, answered.json()["status"], answered.json()["role"]) == (200, "ok", "standby")
         assert answered.json()["leader_url"] == _LEADER
-    assert _ask(master, "GET", "/api/health/live").status_code == 200
+    assert ask(master, "GET", "/api/health/live").status_code == 200
 
 
 def test_health_of_a_master_that_is_not_well_says_why_and_needs_no_token(guarded: Running) -> None:
     for path in ("/api/health", "/api/health/ready"):
-        answered = _ask(guarded, "GET", path)
+        answered = ask(guarded, "GET", path)
         assert (answered.status_code, answered.json()["reasons"]) == (503, ["intake is not running"])
-    assert _ask(guarded, "GET", "/api/health/live").status_code == 200
+    assert ask(guarded, "GET", "/api/health/live").status_code == 200
 
 
 # -- the token
@@ -300,7 +298,7 @@ def test_health_of_a_master_that_is_not_well_says_why_and_needs_no_token(guarded
 )
 def test_without_the_token_everything_is_401(guarded: Running, header: str | None, method: str, path: str) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
-    answered = _ask(guarded, method, path, headers=headers, json=_registration() if method == "POST" else None)
+    answered = ask(guarded, method, path, headers=headers, json=registration() if method == "POST" else None)
     assert (answered.status_code, answered.headers["WWW-Authenticate"]) == (401, "Bearer")
     document = answered.json()
     document.pop("request_id")
@@ -310,7 +308,7 @@ def test_without_the_token_everything_is_401(guarded: Running, header: str | Non
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_with_the_token_it_works(guarded: Running, scheme: str) -> None:
     headers = {"Authorization": f"{scheme} {_TOKEN}".encode()}
-    assert _ask(guarded, "POST", ACKNOWLEDGE, headers=headers, json=_report()).status_code == 200
+    assert ask(guarded, "POST", ACKNOWLEDGE, headers=headers, json=report()).status_code == 200
 
 
 # -- what is refused
@@ -330,7 +328,7 @@ def test_with_the_token_it_works(guarded: Running, scheme: str) -> None:
     ],
 )
 def test_unknown_paths_and_methods(master: Running, method: str, path: str, status: int, allow: set[str] | None) -> None:
-    answered = _ask(master, method, path)
+    answered = ask(master, method, path)
     assert answered.status_code == status
     assert allow is None or set(answered.headers["Allow"].split(", ")) == allow
 
@@ -340,7 +338,7 @@ def test_unknown_paths_and_methods(master: Running, method: str, path: str, stat
     [("*/*", 200), ("application/*", 200), ("text/html,*/*;q=0.8", 200), ("text/html", 406), ("application/json;q=0", 406), ("image/*", 406)],
 )
 def test_an_answer_that_the_client_cannot_take(master: Running, accept: str, status: int) -> None:
-    assert _ask(master, "GET", "/api/consumers", headers={"Accept": accept}).status_code == status
+    assert ask(master, "GET", "/api/consumers", headers={"Accept": accept}).status_code == status
 
 
 @pytest.mark.parametrize("path", [REGISTER, DEREGISTER, ACKNOWLEDGE])
@@ -367,11 +365,11 @@ def test_an_answer_that_the_client_cannot_take(master: Running, accept: str, sta
     ],
 )
 def test_a_body_that_cannot_be_read(master: Running, path: str, headers: dict[str, str], body: bytes, status: int) -> None:
-    assert _ask(master, "POST", path, headers=headers, data=body).status_code == status
+    assert ask(master, "POST", path, headers=headers, data=body).status_code == status
 
 
 def test_a_registration_of_more_than_4_kib_is_413(master: Running) -> None:
-    answered = _ask(master, "POST", REGISTER, json=_registration(uuid="u" * 4096))
+    answered = ask(master, "POST", REGISTER, json=registration(uuid="u" * 4096))
     assert (answered.status_code, answered.headers["Connection"]) == (413, "close")
 
 
@@ -396,13 +394,13 @@ def test_a_registration_of_more_than_4_kib_is_413(master: Running) -> None:
     ],
 )
 def test_a_registration_with_a_wrong_field_is_422_and_names_it(master: Running, changes: dict[str, Any], field: str) -> None:
-    answered = _ask(master, "POST", REGISTER, json=_registration(**changes))
+    answered = ask(master, "POST", REGISTER, json=registration(**changes))
     assert answered.status_code == 422
     assert [error["field"] for error in answered.json()["errors"]] == [field]
 
 
 def test_all_that_is_missing_is_named(master: Running) -> None:
-    answered = _ask(master, "POST", REGISTER, json={})
+    answered = ask(master, "POST", REGISTER, json={})
     assert {error["field"] for error in answered.json()["errors"]} == {"name", "health_url"}
 
 
@@ -411,136 +409,4 @@ def test_all_that_is_missing_is_named(master: Running) -> None:
     [{"incarnation": "c1"}, {"incarnation": 5}, {"tickets": []}, {"tickets": [{}]}, {"tickets": None}, {"secret": 1}],
 )
 def test_a_report_that_is_not_one_is_422(master: Running, changes: dict[str, Any]) -> None:
-    assert _ask(master, "POST", ACKNOWLEDGE, json={**_report(), **changes}).status_code == 422
-
-
-# -- what no HTTP client sends
-
-
-def _post(headers: bytes, body: bytes = b"", path: bytes = REGISTER.encode(), version: bytes = b"1.1") -> bytes:
-    return b"POST " + path + b" HTTP/" + version + b"\r\nHost: a\r\nContent-Type: application/json\r\n" + headers + b"\r\n" + body
-
-
-def _chunked(chunks: bytes) -> bytes:
-    return _post(b"Transfer-Encoding: chunked\r\n", chunks)
-
-
-_HEALTH = b"GET /api/health HTTP/1.1\r\nHost: a\r\n"
-
-#: What gunicorn's own parser finds; our worker words the answer (``Worker.handle_error``), the application never sees the request.
-_FOUND_BY_GUNICORN = [
-    ("two lengths", _post(b"Content-Length: 2\r\nContent-Length: 3\r\n", b"{}"), 400),
-    ("the same length twice", _post(b"Content-Length: 2\r\nContent-Length: 2\r\n", b"{}"), 400),
-    ("a list of lengths", _post(b"Content-Length: 2, 2\r\n", b"{}"), 400),
-    ("a length and chunks", _post(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"2\r\n{}\r\n0\r\n\r\n"), 400),
-    ("a negative length", _post(b"Content-Length: -1\r\n"), 400),
-    ("a signed length", _post(b"Content-Length: +2\r\n", b"{}"), 400),
-    ("a hexadecimal length", _post(b"Content-Length: 0x2\r\n", b"{}"), 400),
-    ("an empty length", _post(b"Content-Length:\r\n", b"{}"), 400),
-    ("a length of other digits", _post(b"Content-Length: \xb2\r\n", b"{}"), 400),
-    ("a coding that is not chunked", _post(b"Transfer-Encoding: gzip\r\n", b"{}"), 400),
-    ("an unknown coding", _post(b"Transfer-Encoding: xchunked\r\n", b"{}"), 400),
-    ("chunked twice", _post(b"Transfer-Encoding: chunked, chunked\r\n", b"0\r\n\r\n"), 400),
-    ("chunked, then more", _post(b"Transfer-Encoding: chunked, identity\r\n", b"0\r\n\r\n"), 400),
-    ("chunks in HTTP/1.0", _post(b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n", version=b"1.0"), 400),
-    ("a space before the colon", _post(b"Content-Length : 2\r\n", b"{}"), 400),
-    ("a folded header", _post(b"Content-Length: 2\r\nX-A: b\r\n c\r\n", b"{}"), 400),
-    ("a header without a colon", _post(b"secret\r\n"), 400),
-    ("a NUL in a header", _post(b"X-A: secret\0\r\n"), 400),
-    ("two hosts", _post(b"Host: b\r\nContent-Length: 2\r\n", b"{}"), 400),
-    ("two content types", _post(b"Content-Type: text/plain\r\nContent-Length: 2\r\n", b"{}"), 400),
-    ("lines that end in LF", b"GET /api/health HTTP/1.1\nHost: a\n\n", 400),
-    ("headers that end in LF", b"GET /api/health HTTP/1.1\r\nHost: a\nX-A: b\r\n\r\n", 400),
-    ("a method in small letters", b"get /secret HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    ("no version", b"GET /secret\r\n\r\n", 400),
-    ("a version that is not", b"GET /secret HTTP/3.7\r\nHost: a\r\n\r\n", 400),
-    ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-    ("bytes in the path", b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    ("no slash", b"GET secret HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    ("a long path", b"GET /" + b"a" * 2100 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
-    ("a long header", _HEALTH + b"X-A: " + b"a" * 8200 + b"\r\n\r\n", 431),
-    ("many headers", _HEALTH + b"".join(b"X-%d: a\r\n" % index for index in range(64)) + b"\r\n", 431),
-    ("another expectation", _post(b"Content-Length: 2\r\nExpect: secret\r\n", b"{}"), 417),
-]
-#: What ``check_head`` and ``common.web`` find.
-_FOUND_BY_US = [
-    (
-        "long headers together",
-        _HEALTH + b"".join(b"X-%d: %s\r\n" % (index, b"a" * 950) for index in range(9)) + b"\r\n",
-        431,
-    ),
-    ("no length", _post(b""), 411),
-    ("no length, but a body", _post(b"", b'{"secret": 1}'), 411),
-    ("a length above the limit, and no body yet", _post(b"Content-Length: 4097\r\n"), 413),
-    ("a length beyond all bounds", _post(b"Content-Length: 99999999999999999999\r\n"), 413),
-    ("more than is allowed for a report", _post(b"Content-Length: 524289\r\n", path=ACKNOWLEDGE.encode()), 413),
-    ("too long, and asks first", _post(b"Content-Length: 4097\r\nExpect: 100-continue\r\n"), 413),
-    ("chunks above the limit", _chunked(b"1000\r\n" + b" " * 4096 + b"\r\n1000\r\n" + b" " * 4096), 413),
-    ("one endless chunk", _chunked(b"ffffffff\r\n" + b" " * 9000), 413),
-    ("a coding before chunked", _post(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"), 400),
-    ("identity before chunked", _post(b"Transfer-Encoding: identity, chunked\r\n", b"0\r\n\r\n"), 400),
-    ("a chunk size that is no number", _chunked(b"secret\r\n{}\r\n0\r\n\r\n"), 400),
-    ("a signed chunk size", _chunked(b"+2\r\n{}\r\n0\r\n\r\n"), 400),
-    ("a chunk that is longer than it says", _chunked(b"1\r\n{}\r\n0\r\n\r\n"), 400),
-    ("LF in a chunk extension", _chunked(b"2;a\nb\r\n{}\r\n0\r\n\r\n"), 400),
-    ("a trailer that is a framing header", _chunked(b"2\r\n{}\r\n0\r\nContent-Length: 5\r\n\r\n"), 400),
-    ("a trailer without a colon", _chunked(b"2\r\n{}\r\n0\r\nsecret\r\n\r\n"), 400),
-]
-
-
-def _exchange(running: Running, sent: bytes, *, half_close: bool = False) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the answer; the connection must be closed by the server after it."""
-    with closing(running.connect()) as connection:
-        connection.sendall(sent)
-        if half_close:
-            connection.shutdown(socket.SHUT_WR)
-        answered = b""
-        while received := connection.recv(65_536):
-            answered += received
-    head, _, body = answered.partition(b"\r\n\r\n")
-    lines = head.decode().split("\r\n")
-    headers = dict(line.split(": ", 1) for line in lines[1:])
-    assert len(body) == int(headers["Content-Length"]), "exactly one answer"
-    return int(lines[0].split(" ")[1]), headers, body
-
-
-@pytest.mark.parametrize(("sent", "status"), [pytest.param(sent, status, id=name) for name, sent, status in _FOUND_BY_GUNICORN + _FOUND_BY_US])
-def test_a_request_that_could_be_read_in_two_ways_ends_its_connection(master: Running, sent: bytes, status: int) -> None:
-    got, headers, body = _exchange(master, sent)
-    assert got == status
-    assert headers["Connection"] == "close"
-    assert headers["Cache-Control"] == "no-store"
-    _check_problem(headers["Content-Type"], json.loads(body), status)
-    assert b"secret" not in body
-    assert _ask(master, "GET", "/api/health").status_code == 200
-
-
-def test_a_body_that_ends_early_is_400(master: Running) -> None:
-    status, headers, _ = _exchange(master, _post(b"Content-Length: 10\r\n", b"{}"), half_close=True)
-    assert (status, headers["Connection"]) == (400, "close")
-
-
-def test_a_header_with_an_underscore_cannot_pretend_to_be_another(master: Running) -> None:
-    sent = b"GET /api/health HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /secret\r\nContent_Length: 5\r\nConnection: close\r\n\r\n"
-    assert _exchange(master, sent)[0] == 200
-
-
-def test_a_chunked_body_is_read(master: Running) -> None:
-    body = json.dumps(_registration(name="chunked")).encode()
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)) + b"0\r\n\r\n"
-    assert _exchange(master, _post(b"Transfer-Encoding: chunked\r\nConnection: close\r\n", chunks))[0] == 201
-
-
-def test_a_second_request_on_a_connection_is_not_read_from_the_first_ones_body(master: Running) -> None:
-    """Smuggling: a refused body must not be taken for a request."""
-    inner = b"GET /api/consumers HTTP/1.1\r\nHost: a\r\n\r\n"
-    status, headers, _ = _exchange(master, _post(b"Content-Length: %d\r\nContent-Encoding: gzip\r\n" % len(inner), inner))
-    assert (status, headers["Connection"]) == (415, "close")
-
-
-def test_a_connection_is_kept_for_the_next_request(master: Running) -> None:
-    with requests.Session() as session:
-        for _ in range(3):
-            answered = session.post(f"http://127.0.0.1:{master.port}{ACKNOWLEDGE}", json=_report(), timeout=20)
-            assert (answered.status_code, answered.headers["Connection"]) == (200, "keep-alive")
+    assert ask(master, "POST", ACKNOWLEDGE, json={**report(), **changes}).status_code == 422

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,11 +23,9 @@ from flask import Flask, request
 from common import serving, serving_worker
 from common.errors import StartRefused, UsherError
 from common.log import configure, event
+from tests.served import PATIENCE_S, Running
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
 _CHILD = "from tests.integration.test_serving import child; child()"
-#: No step takes longer, also on a busy machine.
-_PATIENCE_S = 20.0
 
 log = logging.getLogger("child")
 
@@ -40,6 +37,8 @@ class Program:
     """Says in its log what is called. ``how`` is a dict from the test."""
 
     def __init__(self, how: dict[str, Any]) -> None:
+        event(log, "make")
+        time.sleep(how.get("make_s", 0.0))
         if how.get("make") == "refuse":
             raise UsherError("USHER_HANDLER: there is no such function")
         if how.get("make") == "crash":
@@ -50,7 +49,7 @@ class Program:
         self.app.add_url_rule("/slow", "slow", _slow)
         self.app.add_url_rule("/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"])
         self.app.add_url_rule("/refuse", "refuse", lambda: ("", 413), methods=["POST"])
-        self.app.add_url_rule("/leave", "leave", lambda: threading.Thread(target=serving.leave).start() or {})
+        self.app.add_url_rule("/leave", "leave", _leave)
 
     def start(self, port: int, host: str) -> None:
         event(log, "start", port=port, host=host)
@@ -72,6 +71,11 @@ def _slow() -> dict[str, Any]:
     return {}
 
 
+def _leave() -> dict[str, Any]:
+    threading.Thread(target=serving.leave).start()
+    return {}
+
+
 def child() -> None:
     how = json.loads(sys.argv[1])
     configure("child", how.get("log_level", "info"), "json")
@@ -86,73 +90,7 @@ def child() -> None:
         event(log, "unwound", pid=os.getpid())
 
 
-# -- the test's side of it
-
-
-class Running:
-    """A running child. ``code`` is what it runs; it gets ``how`` as its argument, and logs as JSON."""
-
-    def __init__(self, folder: Path, how: dict[str, Any], code: str = _CHILD) -> None:
-        self._log = folder / f"child-{time.monotonic_ns()}.log"
-        with self._log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code, json.dumps(how)], cwd=_ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        self._family = [psutil.Process(self.process.pid)]
-
-    def records(self, action: str) -> list[dict[str, Any]]:
-        lines = self._log.read_text().splitlines()
-        return [found for found in (json.loads(line) for line in lines if line.startswith("{")) if found["action"] == action]
-
-    def wait_for(self, action: str, count: int = 1) -> dict[str, Any]:
-        until(lambda: len(self.records(action)) >= count, f"{count} x {action}", self)
-        return self.records(action)[count - 1]
-
-    def wait_until_up(self, count: int = 1) -> Running:
-        worker = self.wait_for("listening", count)
-        self._family.append(psutil.Process(worker["pid"]))
-        return self
-
-    @property
-    def port(self) -> int:
-        return int(self.records("listening")[0]["url"].rpartition(":")[2])
-
-    @property
-    def worker(self) -> int:
-        return int(self.records("listening")[-1]["pid"])
-
-    def get(self, path: str = "/", **more: Any) -> requests.Response:
-        return requests.get(f"http://127.0.0.1:{self.port}{path}", timeout=_PATIENCE_S, **more)
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE_S)
-
-    def signal(self, number: int) -> float:
-        self.process.send_signal(number)
-        return time.time()
-
-    def ended(self) -> int:
-        """Its exit code, once it and all its workers are gone."""
-        code = self.process.wait(_PATIENCE_S)
-        until(lambda: not any(process.is_running() for process in self._family), "the end of the workers", self)
-        return code
-
-    def text(self) -> str:
-        return self._log.read_text()
-
-    def kill(self) -> None:
-        family = [*self._family, *(found for process in self._family if process.is_running() for found in process.children(recursive=True))]
-        for process in family:
-            if process.is_running():
-                process.kill()
-        self.process.wait(_PATIENCE_S)
-
-
-def until(true: Callable[[], bool], what: str, running: Running) -> None:
-    ends = time.monotonic() + _PATIENCE_S
-    while not true():
-        assert time.monotonic() < ends, f"waited in vain for {what}; the log:\n{running.text()}"
-        time.sleep(0.02)
+# -- the tests
 
 
 @pytest.fixture
@@ -160,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     with ExitStack() as clean_up:
 
         def begin(**how: Any) -> Running:
-            running = Running(tmp_path, how)
+            running = Running(tmp_path, how, _CHILD)
             clean_up.callback(running.kill)
             return running
 
@@ -172,7 +110,7 @@ def test_the_program_starts_after_the_fork_with_the_real_port_and_one_clean_line
     assert running.get().json() == {"pid": running.worker}
     assert running.worker != running.process.pid
     assert running.records("listening")[0]["url"] == f"http://127.0.0.1:{running.port}"
-    assert len(running.text().splitlines()) == 2  # our own "start" and "listening": nothing of gunicorn
+    assert len(running.text().splitlines()) == 3  # our own "make" and "start", and "listening": nothing of gunicorn
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
@@ -199,6 +137,14 @@ def test_a_second_ctrl_c_shortens_the_drain(start: Callable[..., Running]) -> No
     running.ended()
     assert time.monotonic() - began < 8
     assert not running.records("stopped")
+
+
+def test_a_signal_while_the_program_starts_is_not_lost(start: Callable[..., Running]) -> None:
+    running = start(make_s=0.5)
+    running.wait_for("make")
+    running.signal(signal.SIGTERM)
+    assert running.ended() == 0
+    assert len(running.records("start")) == len(running.records("stopped")) == 1
 
 
 def test_the_frames_of_the_parent_unwind_once(start: Callable[..., Running]) -> None:
@@ -428,7 +374,7 @@ def test_a_request_that_trickles_in_is_ended(start: Callable[..., Running], sent
         began = time.monotonic()
         answered = b""
         connection.settimeout(0.1)
-        while time.monotonic() - began < _PATIENCE_S:
+        while time.monotonic() - began < PATIENCE_S:
             try:
                 received = connection.recv(4096)
             except TimeoutError:

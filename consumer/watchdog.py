@@ -1,0 +1,69 @@
+"""Watchdog: a handler past its deadline ends in a killed process, not in a second delivery beside a hanging first one.
+
+A thread cannot be ended from outside. So the attempt is charged, everything that finished is acknowledged, and the process leaves; its
+successor, a new incarnation with the same name lock, gets the tickets back at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from common.errors import OwnershipLost, RedisTrouble
+from common.log import event
+from common.redis_client import Link
+from common.service import Service
+from consumer.context import Message
+from consumer.owner_steps import OwnerSteps
+
+log = logging.getLogger(__name__)
+
+#: Finished messages get this long to be acknowledged before the process leaves.
+_FLUSH_S = 0.5
+_POLL_S = 0.01
+
+
+class Watchdog(Service):
+    """Looks at what runs. ``running`` gives the messages whose handlers have started and not ended."""
+
+    name = "watch"
+
+    def __init__(
+        self,
+        link: Link,
+        steps: OwnerSteps,
+        running: Callable[[], Iterable[Message]],
+        is_flushed: Callable[[], bool],
+        limit_s: float,
+        on_hung: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._steps = steps
+        self._running = running
+        self._is_flushed = is_flushed
+        self._every_s = min(1.0, max(0.02, limit_s / 10))
+        self._on_hung = on_hung
+
+    def run_once(self) -> float:
+        now = time.monotonic()
+        hung = [message for message in self._running() if message.deadline is not None and message.deadline < now]
+        if hung:
+            self._end(hung)
+        return self._every_s
+
+    def _end(self, hung: list[Message]) -> None:
+        for message in hung:
+            event(log, "handler_hangs", level=logging.ERROR, ticket=message.ticket_id, id=message.id, fence=message.fence, attempt=message.attempt)
+        try:
+            self._steps.charge({message.stream_id: message.attempt for message in hung})
+        except (OwnershipLost, RedisTrouble) as trouble:
+            event(log, "attempt_not_charged", level=logging.WARNING, why=str(trouble))
+        until_s = time.monotonic() + _FLUSH_S
+        while not self._is_flushed() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        self._on_hung(f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS")
+
+    def on_end(self) -> None:
+        self._link.close()

@@ -1,0 +1,200 @@
+"""Safety: nothing lost, nothing out of order, one effect, tokens that only grow. Rule names are those of RELIABILITY.md 4.2.
+
+What is not visible from outside is not decided here: who was granted what without starting anything (S5), and the leader's commands (S7).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from .history import NEVER, Execution, History
+
+Finding = tuple[str, str]
+
+
+def safety(history: History) -> Iterator[Finding]:
+    """(rule, counter-example) of everything that must never be."""
+    yield from integrity(history)
+    yield from no_loss(history)
+    yield from dead_letters(history)
+    yield from order_of_effects(history)
+    yield from order_of_starts(history)
+    yield from exclusion(history)
+    if history.terms["tokens"]:
+        yield from tokens(history)
+    yield from effects_once(history)
+    yield from attempts(history)
+
+
+def integrity(history: History) -> Iterator[Finding]:
+    """S0: nothing comes out that was not sent; nothing that was refused comes out."""
+    sends = history.sends
+    for where, uids in (("started", set(history.starts_of)), ("committed", history.committed), ("dead-lettered", set(history.dead))):
+        for uid in sorted(uids):
+            if uid not in sends:
+                yield "S0", f"{uid} was {where} but never sent"
+            elif sends[uid]["r"] == "fail":
+                yield "S0", f"{uid} was {where} although its send was refused"
+    for uid, runs in history.starts_of.items():
+        for run in runs:
+            if uid in sends and run.ticket != sends[uid]["ticket"]:
+                yield "S0", f"{uid} of ticket {sends[uid]['ticket']} was started as {run.ticket}"
+
+
+def no_loss(history: History) -> Iterator[Finding]:
+    """S1: what Redis accepted ends in an effect or in the dead letters."""
+    for uid, send in history.sends.items():
+        accepted = send["r"] == "ok" or (send["r"] == "info" and uid in history.positions)
+        if accepted and uid not in history.committed and uid not in history.dead and uid not in history.excused:
+            runs = history.starts_of.get(uid, [])
+            place = "was not even in the stream" if uid not in history.positions else f"was started {len(runs)} times"
+            yield "S1", f"{uid} of {send['ticket']} is lost: {place}, {[(r.who, r.tok, r.ok) for r in runs[-3:]]}"
+
+
+def dead_letters(history: History) -> Iterator[Finding]:
+    """S1b: a dead letter has no effect, and was tried as often as it may be; what must be given up is given up."""
+    most = history.terms["max_attempts"]
+    for uid, letter in history.dead.items():
+        expect = history.sends.get(uid, {}).get("expect", "effect")
+        if uid in history.committed and uid not in history.excused:
+            yield "S1b", f"{uid} has an effect and is a dead letter ({letter['reason']})"
+        if expect == "effect" and uid not in history.excused and len(history.starts_of.get(uid, [])) < most:
+            yield "S1b", f"{uid} is a dead letter ({letter['reason']}) after {len(history.starts_of.get(uid, []))} starts, not {most}"
+    for uid, send in history.sends.items():
+        if send.get("expect") == "dlq" and send["r"] == "ok" and uid not in history.dead and uid in history.committed:
+            yield "S1b", f"{uid} should have been given up, and has an effect"
+
+
+def order_of_effects(history: History) -> Iterator[Finding]:
+    """S2: per ticket, effects are in stream order."""
+    last: dict[str, tuple[tuple[int, int], str]] = {}
+    for commit in history.commits:
+        at = history.positions.get(commit["uid"])
+        if at is None:
+            continue  # a message that the tail did not see before it was lost or deleted
+        before = last.get(commit["ticket"])
+        if before is not None and at < before[0]:
+            yield "S2", f"ticket {commit['ticket']}: {commit['uid']} has its effect after {before[1]}, which is behind it in the stream"
+        else:
+            last[commit["ticket"]] = (at, commit["uid"])
+
+
+def order_of_starts(history: History) -> Iterator[Finding]:
+    """S2b: a message starts only when every earlier one of its ticket has ended well, or was given up.
+
+    Zombies (somebody has started under a higher token) are left to S3 and S4.
+    """
+    for ticket, runs in history.by_ticket.items():
+        first_ok: dict[str, int] = {}
+        last_end: dict[str, int] = {}
+        for run in runs:
+            if run.ok and run.finish is not None:
+                first_ok[run.uid] = min(run.finish, first_ok.get(run.uid, NEVER))
+            last_end[run.uid] = max(last_end.get(run.uid, 0), run.end)
+        due = sorted((at, uid) for uid, at in history.positions.items() if uid in _of_ticket(history, ticket) and uid not in history.excused)
+        ready: dict[str, int] = {}  # uid -> when all before it had ended
+        latest = 0
+        for _, uid in due:
+            ready[uid] = latest
+            if uid in history.dead:
+                latest = max(latest, first_ok.get(uid, last_end.get(uid, 0)))
+            elif uid in history.committed or uid in first_ok:
+                latest = max(latest, first_ok.get(uid, NEVER))
+        highest = -1
+        for run in runs:
+            stale = run.tok is not None and run.tok < highest
+            highest = max(highest, run.tok if run.tok is not None else -1)
+            if not stale and run.start < ready.get(run.uid, 0):
+                yield "S2b", f"ticket {ticket}: {run.uid} was started by {run.who} (token {run.tok}) before an earlier message had ended"
+
+
+def _of_ticket(history: History, ticket: str) -> set[str]:
+    cache = history.__dict__.setdefault("_uids_by_ticket", {})
+    if not cache:
+        for uid, send in history.sends.items():
+            cache.setdefault(send["ticket"], set()).add(uid)
+    found: set[str] = cache.get(ticket, set())
+    return found
+
+
+def exclusion(history: History) -> Iterator[Finding]:
+    """S3: two executions of a ticket at a time have different tokens, and the lower one commits nothing any more. Strict: none at a time."""
+    strict = history.terms["strict"]
+    for ticket, runs in history.by_ticket.items():
+        for at, late in enumerate(runs):
+            for early in runs[max(0, at - 50) : at]:
+                if early.end > late.start and (early.tok is None or early.tok == late.tok or (strict and not _excused_overlap(history, early))):
+                    yield (
+                        "S3",
+                        f"ticket {ticket}: {early.uid} (token {early.tok}, {early.who}) and {late.uid} (token {late.tok}, {late.who}) ran at the same time",
+                    )
+    began: dict[str, list[Execution]] = history.by_ticket
+    for commit in history.commits:
+        if commit["tok"] is None:
+            continue
+        for run in began.get(commit["ticket"], ()):
+            if run.start >= commit["t"]:
+                break
+            if run.tok is not None and run.tok > commit["tok"]:
+                yield "S3", f"ticket {commit['ticket']}: {commit['uid']} was committed under {commit['tok']} after {run.tok} had started"
+                break
+
+
+def _excused_overlap(history: History, early: Execution) -> bool:
+    """The machine, not the system: the process was not scheduled for a good part of a lease."""
+    return history.frozen(early.who, early.start, early.end)
+
+
+def tokens(history: History) -> Iterator[Finding]:
+    """S4: a token of a ticket has one holder, and holders' tokens grow, also over elections, restarts and lost tails."""
+    holder: dict[tuple[str, int | None], str] = {}
+    granted = {(run.ticket, run.tok, run.who) for run in history.executions}
+    for run in history.executions:
+        if holder.setdefault((run.ticket, run.tok), run.who) != run.who:
+            yield "S4", f"ticket {run.ticket}: token {run.tok} was given to {holder[(run.ticket, run.tok)]} and to {run.who}"
+    for ticket, runs in history.by_ticket.items():
+        highest, since = -1, 0
+        for run in runs:
+            tok = run.tok if run.tok is not None else -1
+            if tok < highest and not history.frozen(run.who, since, run.start):
+                yield "S4", f"ticket {ticket}: {run.uid} was started by {run.who} under token {tok} after {highest} had started"
+            if tok > highest:
+                highest, since = tok, run.start
+    last: dict[str, int] = {}
+    for commit in history.commits:
+        ticket, tok = commit["ticket"], commit["tok"]
+        if tok is not None and tok < last.get(ticket, -1):
+            yield "S4", f"ticket {ticket}: {commit['uid']} was committed under {tok} after {last[ticket]}"
+        last[ticket] = max(tok if tok is not None else -1, last.get(ticket, -1))
+        if (ticket, tok, commit["who"]) not in granted:
+            yield "S4", f"ticket {ticket}: {commit['uid']} was committed by {commit['who']} under {tok}, which started nothing under it"
+
+
+def effects_once(history: History) -> Iterator[Finding]:
+    """S6: no message has two effects; and the sums agree, as a second opinion that looks at no uid."""
+    for uid, times in Counter(commit["uid"] for commit in history.commits).items():
+        if times > 1:
+            yield "S6", f"{uid} has {times} effects"
+    accounts = history.final.get("accounts")
+    if accounts is None:
+        return
+    due: Counter[str] = Counter()
+    for uid, send in history.sends.items():
+        if uid in history.committed:
+            due[send["ticket"]] += send.get("amount", 0)
+    for ticket in sorted(set(due) | set(accounts)):
+        if due[ticket] != accounts.get(ticket, 0):
+            yield "S6", f"ticket {ticket}: the account has {accounts.get(ticket, 0)}, the messages add up to {due[ticket]}"
+
+
+def attempts(history: History) -> Iterator[Finding]:
+    """S8: never more attempts than starts; and all of them, when no process died meanwhile."""
+    for uid, letter in history.dead.items():
+        runs = history.starts_of.get(uid, [])
+        stored = int(letter["attempts"])
+        cut = sum(run.finish is None for run in runs)
+        if stored > len(runs):
+            yield "S8", f"{uid}: {stored} attempts are stored, it was started {len(runs)} times"
+        elif stored < len(runs) - cut and letter["reason"] == "attempts_exhausted" and len({run.who for run in runs}) == 1:
+            yield "S8", f"{uid}: {stored} attempts are stored, it was started {len(runs)} times by one process"

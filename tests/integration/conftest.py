@@ -1,0 +1,109 @@
+"""A ``world`` per test, on every redis-server that this machine has: the embedded 6.2 and, where there is one, the system's.
+
+They differ in what the scripts rest on: what becomes of entries whose body is gone, and how a script says that it may run when memory
+is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.embedded import EmbeddedRedis
+from common.errors import RedisTrouble
+from common.redis_client import Link
+from master.leader_steps import LeaderSteps
+from tests.integration.factories import World
+
+_SYSTEM_SERVER = shutil.which("redis-server", path=os.defpath)
+_PATIENCE_S = 15.0
+
+
+@contextlib.contextmanager
+def _system_server(binary: str) -> Iterator[str]:
+    """URL of a server of the system's binary, on a unix socket, with nothing on disk."""
+    with tempfile.TemporaryDirectory(prefix="usher-", dir="/tmp") as folder:
+        path = Path(folder, "s")
+        command = [binary, "--port", "0", "--unixsocket", str(path), "--dir", folder, "--save", "", "--appendonly", "no", "--logfile", "log"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            url = f"unix://{path}?db=0"
+            link = Link(url, "test:start")
+            until_s = time.monotonic() + _PATIENCE_S
+            while True:
+                try:
+                    link.call("PING")
+                    break
+                except RedisTrouble:
+                    if process.poll() is not None or time.monotonic() > until_s:
+                        raise
+                    time.sleep(0.02)
+            link.close()
+            yield url
+        finally:
+            process.terminate()
+            process.wait(_PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def server_urls(redis_server: EmbeddedRedis) -> Iterator[Callable[[str], str]]:
+    """URL of the ``embedded`` or of the ``system`` server, started when first asked for."""
+    with contextlib.ExitStack() as running:
+        urls = {"embedded": redis_server.url}
+
+        def url_of(which: str) -> str:
+            if which not in urls:
+                assert _SYSTEM_SERVER is not None
+                urls[which] = running.enter_context(_system_server(_SYSTEM_SERVER))
+            return urls[which]
+
+        yield url_of
+
+
+@pytest.fixture(params=["embedded", *(["system"] if _SYSTEM_SERVER else [])])
+def any_redis_url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
+    """URL of an empty Redis; the test runs once per server."""
+    url = server_urls(request.param)
+    link = Link(url, "test:flush")
+    try:
+        link.call("FLUSHALL")
+    finally:
+        link.close()
+    return url
+
+
+@pytest.fixture
+def world(any_redis_url: str) -> Iterator[World]:
+    """A ticket stream in an empty Redis. After the test pending list and index must agree, unless the test said why not."""
+    link = Link(any_redis_url, "test:world")
+    try:
+        made = World(link)
+        yield made
+        broken = made.broken()
+        assert not broken or made.apart_because, "\n".join(broken)
+        assert broken or not made.apart_because, f"pending list and index agree, but the test says: {made.apart_because}"
+    finally:
+        link.close()
+
+
+@pytest.fixture(params=["another master leads", "nobody leads", "we lead under a newer epoch"])
+def depose(request: pytest.FixtureRequest, world: World) -> Callable[[LeaderSteps], None]:
+    """Takes the epoch of a leader away, in every way there is."""
+
+    def taken(leader: LeaderSteps) -> None:
+        if request.param == "we lead under a newer epoch":
+            world.elect(succeed=str(leader.epoch))
+            return
+        world.link.call("DEL", world.keys.leader)
+        if request.param == "another master leads":
+            world.elect("http://two")
+
+    return taken

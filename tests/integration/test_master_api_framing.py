@@ -1,0 +1,152 @@
+"""What no HTTP client sends: requests that two parsers could read in two ways, over raw sockets, to the real server (RELIABILITY 6.1)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import requests
+
+from tests.integration.test_master_api import ACKNOWLEDGE, CHILD, REGISTER, ask, check_problem, registration, report
+from tests.served import Running
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = Running(tmp_path_factory.mktemp("framing"), {}, CHILD)
+    try:
+        yield running.wait_until_up()
+    finally:
+        running.kill()
+
+
+def _post(headers: bytes, body: bytes = b"", path: bytes = REGISTER.encode(), version: bytes = b"1.1") -> bytes:
+    return b"POST " + path + b" HTTP/" + version + b"\r\nHost: a\r\nContent-Type: application/json\r\n" + headers + b"\r\n" + body
+
+
+def _chunked(chunks: bytes) -> bytes:
+    return _post(b"Transfer-Encoding: chunked\r\n", chunks)
+
+
+_HEALTH = b"GET /api/health HTTP/1.1\r\nHost: a\r\n"
+
+#: What gunicorn's own parser finds; our worker words the answer (``HttpWorker.handle_error``), the application never sees the request.
+_FOUND_BY_GUNICORN = [
+    ("two lengths", _post(b"Content-Length: 2\r\nContent-Length: 3\r\n", b"{}"), 400),
+    ("the same length twice", _post(b"Content-Length: 2\r\nContent-Length: 2\r\n", b"{}"), 400),
+    ("a list of lengths", _post(b"Content-Length: 2, 2\r\n", b"{}"), 400),
+    ("a length and chunks", _post(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"2\r\n{}\r\n0\r\n\r\n"), 400),
+    ("a negative length", _post(b"Content-Length: -1\r\n"), 400),
+    ("a signed length", _post(b"Content-Length: +2\r\n", b"{}"), 400),
+    ("a hexadecimal length", _post(b"Content-Length: 0x2\r\n", b"{}"), 400),
+    ("an empty length", _post(b"Content-Length:\r\n", b"{}"), 400),
+    ("a length of other digits", _post(b"Content-Length: \xb2\r\n", b"{}"), 400),
+    ("a coding that is not chunked", _post(b"Transfer-Encoding: gzip\r\n", b"{}"), 400),
+    ("an unknown coding", _post(b"Transfer-Encoding: xchunked\r\n", b"{}"), 400),
+    ("chunked twice", _post(b"Transfer-Encoding: chunked, chunked\r\n", b"0\r\n\r\n"), 400),
+    ("chunked, then more", _post(b"Transfer-Encoding: chunked, identity\r\n", b"0\r\n\r\n"), 400),
+    ("chunks in HTTP/1.0", _post(b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n", version=b"1.0"), 400),
+    ("a space before the colon", _post(b"Content-Length : 2\r\n", b"{}"), 400),
+    ("a folded header", _post(b"Content-Length: 2\r\nX-A: b\r\n c\r\n", b"{}"), 400),
+    ("a header without a colon", _post(b"secret\r\n"), 400),
+    ("a NUL in a header", _post(b"X-A: secret\0\r\n"), 400),
+    ("two hosts", _post(b"Host: b\r\nContent-Length: 2\r\n", b"{}"), 400),
+    ("two content types", _post(b"Content-Type: text/plain\r\nContent-Length: 2\r\n", b"{}"), 400),
+    ("lines that end in LF", b"GET /api/health HTTP/1.1\nHost: a\n\n", 400),
+    ("headers that end in LF", b"GET /api/health HTTP/1.1\r\nHost: a\nX-A: b\r\n\r\n", 400),
+    ("a method in small letters", b"get /secret HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    ("no version", b"GET /secret\r\n\r\n", 400),
+    ("a version that is not", b"GET /secret HTTP/3.7\r\nHost: a\r\n\r\n", 400),
+    ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    ("bytes in the path", b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    ("no slash", b"GET secret HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    ("a long path", b"GET /" + b"a" * 2100 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
+    ("a long header", _HEALTH + b"X-A: " + b"a" * 8200 + b"\r\n\r\n", 431),
+    ("many headers", _HEALTH + b"".join(b"X-%d: a\r\n" % index for index in range(64)) + b"\r\n", 431),
+    ("another expectation", _post(b"Content-Length: 2\r\nExpect: secret\r\n", b"{}"), 417),
+]
+#: What ``check_head`` and ``common.web`` find.
+_FOUND_BY_US = [
+    (
+        "long headers together",
+        _HEALTH + b"".join(b"X-%d: %s\r\n" % (index, b"a" * 950) for index in range(9)) + b"\r\n",
+        431,
+    ),
+    ("no length", _post(b""), 411),
+    ("no length, but a body", _post(b"", b'{"secret": 1}'), 411),
+    ("a length above the limit, and no body yet", _post(b"Content-Length: 4097\r\n"), 413),
+    ("a length beyond all bounds", _post(b"Content-Length: 99999999999999999999\r\n"), 413),
+    ("more than is allowed for a report", _post(b"Content-Length: 524289\r\n", path=ACKNOWLEDGE.encode()), 413),
+    ("too long, and asks first", _post(b"Content-Length: 4097\r\nExpect: 100-continue\r\n"), 413),
+    ("chunks above the limit", _chunked(b"1000\r\n" + b" " * 4096 + b"\r\n1000\r\n" + b" " * 4096), 413),
+    ("one endless chunk", _chunked(b"ffffffff\r\n" + b" " * 9000), 413),
+    ("a coding before chunked", _post(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"), 400),
+    ("identity before chunked", _post(b"Transfer-Encoding: identity, chunked\r\n", b"0\r\n\r\n"), 400),
+    ("a chunk size that is no number", _chunked(b"secret\r\n{}\r\n0\r\n\r\n"), 400),
+    ("a signed chunk size", _chunked(b"+2\r\n{}\r\n0\r\n\r\n"), 400),
+    ("a chunk that is longer than it says", _chunked(b"1\r\n{}\r\n0\r\n\r\n"), 400),
+    ("LF in a chunk extension", _chunked(b"2;a\nb\r\n{}\r\n0\r\n\r\n"), 400),
+    ("a trailer that is a framing header", _chunked(b"2\r\n{}\r\n0\r\nContent-Length: 5\r\n\r\n"), 400),
+    ("a trailer without a colon", _chunked(b"2\r\n{}\r\n0\r\nsecret\r\n\r\n"), 400),
+]
+
+
+def _exchange(running: Running, sent: bytes, *, half_close: bool = False) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer; the connection must be closed by the server after it."""
+    with closing(running.connect()) as connection:
+        connection.sendall(sent)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        answered = b""
+        while received := connection.recv(65_536):
+            answered += received
+    head, _, body = answered.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    assert len(body) == int(headers["Content-Length"]), "exactly one answer"
+    return int(lines[0].split(" ")[1]), headers, body
+
+
+@pytest.mark.parametrize(("sent", "status"), [pytest.param(sent, status, id=name) for name, sent, status in _FOUND_BY_GUNICORN + _FOUND_BY_US])
+def test_a_request_that_could_be_read_in_two_ways_ends_its_connection(master: Running, sent: bytes, status: int) -> None:
+    got, headers, body = _exchange(master, sent)
+    assert got == status
+    assert headers["Connection"] == "close"
+    assert headers["Cache-Control"] == "no-store"
+    check_problem(headers["Content-Type"], json.loads(body), status)
+    assert b"secret" not in body
+    assert ask(master, "GET", "/api/health").status_code == 200
+
+
+def test_a_body_that_ends_early_is_400(master: Running) -> None:
+    status, headers, _ = _exchange(master, _post(b"Content-Length: 10\r\n", b"{}"), half_close=True)
+    assert (status, headers["Connection"]) == (400, "close")
+
+
+def test_a_header_with_an_underscore_cannot_pretend_to_be_another(master: Running) -> None:
+    sent = b"GET /api/health HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /secret\r\nContent_Length: 5\r\nConnection: close\r\n\r\n"
+    assert _exchange(master, sent)[0] == 200
+
+
+def test_a_chunked_body_is_read(master: Running) -> None:
+    body = json.dumps(registration(name="chunked")).encode()
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)) + b"0\r\n\r\n"
+    assert _exchange(master, _post(b"Transfer-Encoding: chunked\r\nConnection: close\r\n", chunks))[0] == 201
+
+
+def test_a_second_request_on_a_connection_is_not_read_from_the_first_ones_body(master: Running) -> None:
+    """Smuggling: a refused body must not be taken for a request."""
+    inner = b"GET /api/consumers HTTP/1.1\r\nHost: a\r\n\r\n"
+    status, headers, _ = _exchange(master, _post(b"Content-Length: %d\r\nContent-Encoding: gzip\r\n" % len(inner), inner))
+    assert (status, headers["Connection"]) == (415, "close")
+
+
+def test_a_connection_is_kept_for_the_next_request(master: Running) -> None:
+    with requests.Session() as session:
+        for _ in range(3):
+            answered = session.post(f"http://127.0.0.1:{master.port}{ACKNOWLEDGE}", json=report(), timeout=20)
+            assert (answered.status_code, answered.headers["Connection"]) == (200, "keep-alive")
