@@ -44,6 +44,7 @@ COMMANDS: dict[str, Listed] = {
 #: What `usher up` and supervisord call; not listed in --help.
 HIDDEN: dict[str, Listed] = {
     "embedded-redis": Listed("common.embedded:main", "Become the embedded redis-server."),
+    "supervisord": Listed("common.commands.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."),
     "preflight": Listed("common.commands.preflight:preflight", "Check settings and handler of the programs."),
 }
 

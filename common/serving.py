@@ -25,6 +25,7 @@ import functools
 import logging
 import math
 import os
+import queue
 import random
 import signal
 import socket
@@ -241,6 +242,14 @@ class _Arbiter(Arbiter):
 
     handle_int = handle_quit = handle_hup = _end
     handle_ttin = handle_ttou = handle_usr2 = _ignore
+
+    def wait_for_signals(self, timeout: float = 1.0) -> list[int]:
+        """One at a time: what comes right behind an ending signal stays in the queue, where ``stop`` looks for a second one."""
+        try:
+            number = self.SIG_QUEUE.get(timeout=timeout)
+        except queue.Empty:
+            return []
+        return [] if number == self.WAKEUP_REQUEST else [number]
 
     def halt(self, reason: str | None = None, exit_status: int = 0) -> None:
         self.refused = exit_status in _NEVER_AGAIN

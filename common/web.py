@@ -108,14 +108,13 @@ def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def answer_problem(problem: Problem) -> Response:
-    """``problem`` as a problem document, and a line in the log with its request id."""
+    """``problem`` as a problem document, and a line with its request id for who asks for debug: a flood of requests is none of the log."""
     document: dict[str, Any] = {"type": "about:blank", "title": problem.title, "status": int(problem.status)}
     if problem.detail:
         document["detail"] = problem.detail
     response = answer({**document, **problem.facts, "request_id": problem.request_id}, problem.status, problem.headers)
     response.content_type = "application/problem+json"
-    level = logging.WARNING if problem.status >= 500 else logging.DEBUG
-    event(log, "request_refused", level=level, status=int(problem.status), title=problem.title, request_id=problem.request_id)
+    event(log, "request_refused", level=logging.DEBUG, status=int(problem.status), title=problem.title, request_id=problem.request_id)
     return response
 
 

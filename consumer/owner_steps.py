@@ -101,7 +101,8 @@ class OwnerSteps:
         args: list[Any] = [self._keys.group, self._incarnation]
         for ticket, ids in tickets.items():
             args += (ticket, b" ".join(ids))
-        reply = self._scripts.run("give_back", (self._keys.stream, self._lease, self._keys.tickets), args)
+        keys = self._keys
+        reply = self._scripts.run("give_back", (keys.stream, self._lease, keys.tickets, keys.dead), args)
         self._check(reply[0])
         return list(reply[1])
 

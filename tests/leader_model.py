@@ -285,11 +285,23 @@ class Leader:
         if not self.recoverer.has(incarnation) and self.board.lose(incarnation):
             self.recoverer.add(incarnation)
 
+    @property
+    def recovers(self) -> bool:
+        """Whether somebody is being recovered."""
+        return any(self.recoverer.has(incarnation) for incarnation in self.board.consumers)
+
     def recover(self) -> bool:
         """One page."""
         busy = self.recoverer.turn(self.board, self.redis, self.rejected)  # type: ignore[arg-type]
         self.unsure.update(self.recoverer.take_unsure())
         return busy
+
+    def turn(self) -> None:
+        """All of a turn, but for the reading of new entries."""
+        self.look_at_roster()
+        self.recover()
+        self.read_records(list(self.unsure))
+        self.hand_over()
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""

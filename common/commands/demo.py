@@ -170,8 +170,7 @@ class _Display:
     def __init__(self, bars: Progress | None, count: int) -> None:
         self._bars = bars
         if bars is not None:
-            self._sent = bars.add_task("sent", total=count)
-            self._handled = bars.add_task("handled", total=count)
+            self._tasks = [bars.add_task(name, total=count, start=False) for name in ("sent", "handled")]
 
     def said(self, what: str) -> None:
         if self._bars is not None:
@@ -181,8 +180,9 @@ class _Display:
 
     def progress(self, sent: int, handled: int) -> None:
         if self._bars is not None:
-            self._bars.update(self._sent, completed=sent)
-            self._bars.update(self._handled, completed=handled)
+            for task, completed in zip(self._tasks, (sent, handled), strict=True):
+                self._bars.start_task(task)  # the time to start everything is not the time of the messages
+                self._bars.update(task, completed=completed)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+from supervisor.supervisord import main as supervisord_main
 from supervisor.xmlrpc import SupervisorTransport
 
 from common.errors import StartRefused, UsherError
@@ -104,13 +106,12 @@ class Supervision:
         self._socket.parent.mkdir(mode=0o700, exist_ok=True)
         with (self.logs / "supervisord.out").open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "supervisor.supervisord", "--silent", "-c", str(CONFIGURATION)],
+                [*command_line(), "supervisord", str(os.getpid())],
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
             )
         deadline_s = time.monotonic() + ready_within_s
         while self.states_or_none() is None:
@@ -223,16 +224,15 @@ def _control_socket(state_folder: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
 
 
-def _ending_with(parent: int) -> Callable[[], None]:
-    """Runs in the child between fork and exec: SIGTERM when the parent dies, however it dies."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded before the fork: after it only the call is safe
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
+@click.command()
+@click.argument("parent", type=int)
+def supervisord(parent: int) -> None:
+    """Become supervisord; on Linux it gets a SIGTERM when the process ``parent``, which started it, is gone, however that ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # gone before we asked
+            sys.exit(1)
+    supervisord_main(["--silent", "-c", str(CONFIGURATION)])
 
 
 def _members(session: int) -> list[int]:

@@ -38,7 +38,7 @@ def up(flags: dict[str, Any]) -> None:
 
 
 def _run(made: Plan, stop: StopRequest) -> int:
-    """Run everything until asked to stop (0) or until something is gone for good (1)."""
+    """Run everything until asked to stop (0; insisted: 128 + signal) or until something is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     relay = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
@@ -58,7 +58,7 @@ def _run(made: Plan, stop: StopRequest) -> int:
     finally:
         _stop(running, relay, stop)
         relay.close()
-    return code
+    return stop.exit_code if stop.insists else code
 
 
 def _watch_until_asked(made: Plan, running: Supervision, relay: Relay, stop: StopRequest) -> None:

@@ -25,7 +25,7 @@ for n = 1, #names do
   local finished, record = ARGV[4 + 2 * n], records[n]
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end
-  if owner and owner ~= me then
+  if record and owner ~= me then -- a record that nobody can read is not ours either
     reply[n + 1] = 'STALE'
   elseif owner and string.sub(ids .. ' ', 1, #finished + 1) == finished .. ' ' then
     -- The usual case: what is finished is what was handed over first.

@@ -4,8 +4,10 @@
 --       incarnation, number of tickets, and for each ticket: ticket, the record's head as the plan believes it
 --       ("" = no record, else "<owner> <fence>"), its ids in id order, separated by spaces
 -- Returns: {"FENCED"} or {"OK", fence of this call or "", then for each target:
---          {state, {refused tickets}, {ids whose body was gone}, {tickets believed owned that had no record any more: they got the call's fence}}}
---          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id was not pending under `master`); all but OK refuse the target's whole part.
+--          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
+--           {tickets believed owned that had no record any more: they got the call's fence}}}
+--          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for somebody else than `master`);
+--          all but OK refuse the target's whole part.
 -- Why Lua: who owns an entry (pending list), who owns a ticket (index) and what an owner will run (inbox) change together or not at
 --          all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
@@ -49,7 +51,10 @@ local function is_parked(id, elsewhere)
 end
 
 -- 3. Per target and ticket: may it be handed over?
+local planned = {}
 local function may_have(target, part, record)
+  if planned[part.ticket] then return false end -- twice in one plan would be two owners
+  planned[part.ticket] = true
   if not record then
     -- Nothing of the ticket is in processing. That its former owner's acknowledgement came before its report is the usual case.
     part.fresh = part.believed ~= ''
@@ -61,26 +66,52 @@ local function may_have(target, part, record)
     part.fence, part.before = fence, ids .. ' '
     return true
   end
-  if owner ~= 'returned' then return false end
-  -- Given back by a drain: whoever gets the ticket must begin with its lowest entry (that is still pending: a body may be gone).
-  for id in string.gmatch(ids, '%S+') do
-    if is_parked(id, true) then return id == string.match(part.ids, '^%S+') end
+  part.returned = ids
+  return owner == 'returned'
+end
+
+-- Ids are compared as numbers; 64 bits do not fit into Lua's, but of two without leading zeros the longer one is higher.
+local function is_above(id, other)
+  local high, low = string.match(id, '^%d+'), string.match(other, '^%d+')
+  if high == low then high, low = string.match(id, '%d+$'), string.match(other, '%d+$') end
+  if #high ~= #low then return #high > #low end
+  return high > low
+end
+
+-- Given back by a drain: whoever gets the ticket must begin with its lowest entry that is still pending, or below it.
+local function begins_late(part, first)
+  for id in string.gmatch(part.returned, '%S+') do
+    if is_parked(id, true) then return first and is_above(first, id) end
   end
-  return true
+  return false
 end
 
 local wants_fence = false
+redis.call('XLEN', KEYS[5])
 for _, target in ipairs(targets) do
   target.state = STATES[redis.call('GET', target.lease) or ''] or 'LOST'
   target.ids = {}
   if target.state == 'OK' then
+    redis.call('XLEN', target.inbox) -- what is no stream fails here, before anything has changed
     for p, part in ipairs(target.parts) do
       if may_have(target, part, records[target.first + p - 1]) then
+        local before = #target.ids
         for id in string.gmatch(part.ids, '%S+') do
-          if not is_parked(id) then target.state = 'STRAY' end
-          target.ids[#target.ids + 1] = id
+          if is_parked(id) then
+            target.ids[#target.ids + 1] = id
+          elseif #redis.call('XPENDING', stream, group, id, id, 1) == 0 then
+            part.over = part.over or {}
+            part.over[id] = true
+          else
+            target.state = 'STRAY'
+          end
         end
-        part.granted = true
+        part.granted = not (part.returned and begins_late(part, target.ids[before + 1]))
+        if not part.granted then
+          for i = before + 1, #target.ids do target.ids[i] = nil end
+        end
+      end
+      if part.granted then
         wants_fence = wants_fence or not part.fence
       else
         target.refused[#target.refused + 1] = part.ticket
@@ -95,7 +126,7 @@ if wants_fence then fence = next_number(KEYS[4], 'fence') end
 local reply = {'OK', fence}
 for _, target in ipairs(targets) do
   local gone, fresh = {}, {}
-  if target.state == 'OK' and #target.ids > 0 then
+  if target.state == 'OK' then
     local claimed = 0
     local has = {}
     in_chunks(#target.ids, function(from, to)
@@ -113,17 +144,19 @@ for _, target in ipairs(targets) do
     for _, part in ipairs(target.parts) do
       if part.granted then
         local ids = part.ids
-        if not whole then
+        if part.over or not whole then
           -- Redis >= 7 drops an entry whose body is gone from the pending list instead of claiming it: it ends as a dead letter here.
-          local lost = {}
+          local over = part.over or {}
           for id in string.gmatch(ids, '%S+') do
-            if not has[id] and #redis.call('XPENDING', stream, group, id, id, 1, target.name) == 0 then
-              lost[id] = true
+            if over[id] then
+              gone[#gone + 1] = id
+            elseif not has[id] and #redis.call('XPENDING', stream, group, id, id, 1, target.name) == 0 then
+              over[id] = true
               gone[#gone + 1] = id
               bury(KEYS[5], id, part.ticket, 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)
             end
           end
-          ids = without(ids, lost)
+          ids = without(ids, over)
         end
         local mine = part.fence or fence
         if part.fresh then fresh[#fresh + 1] = part.ticket end

@@ -18,8 +18,8 @@ for _, row in ipairs(rows) do
     entries[n + 1], entries[n + 2] = id, ticket_of(fields, field, longest)
     n = n + 2
   else
-    redis.call('XACK', KEYS[1], ARGV[1], id)
     bury(KEYS[3], id, '', 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)
+    redis.call('XACK', KEYS[1], ARGV[1], id)
     gone[#gone + 1] = id
   end
   last = id

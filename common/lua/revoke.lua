@@ -7,5 +7,6 @@
 --- @include leads
 if not leads(KEYS[1], ARGV[1]) then return 'FENCED' end
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
+redis.call('PEXPIRE', KEYS[2], math.max(1, redis.call('PTTL', KEYS[2]))) -- a write that needs no memory goes first
 redis.call('SET', KEYS[2], 'revoked', 'KEEPTTL')
 return 'OK'

@@ -12,34 +12,35 @@
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local stream, group = KEYS[1], ARGV[1]
 local count, field, longest = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
-local protected = {master = true, halted = true}
+local reserved, living = {master = true, halted = true}, {}
 for i = 8, #ARGV do
-  if redis.call('EXISTS', KEYS[i - 4]) == 1 then protected[ARGV[i]] = true end
+  if redis.call('EXISTS', KEYS[i - 4]) == 1 then living[ARGV[i]] = true end
 end
 local owners = {}
 for _, row in ipairs(redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count)) do owners[row[1]] = row[2] end
 local found = redis.call('XAUTOCLAIM', stream, group, 'master', ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
 local strays, gone = {}, {}
 local function body_is_gone(id)
-  if not protected[owners[id] or ''] then
-    redis.call('XACK', stream, group, id)
-    bury(KEYS[3], id, '', 'body_gone', '', '0', owners[id] or '', now_ms(), now_ms(), nil)
-    gone[#gone + 1] = id
-  end
+  bury(KEYS[3], id, '', 'body_gone', '', '0', owners[id] or '', now_ms(), now_ms(), nil)
+  redis.call('XACK', stream, group, id)
+  gone[#gone + 1] = id
 end
 for _, id in ipairs(found[2]) do
-  local owner = owners[id]
-  if protected[owner or ''] then
+  local owner = owners[id] or ''
+  if reserved[owner] or living[owner] then
     if owner ~= 'master' then redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') end
   else
     local fields = body_of(stream, id)
     if fields then
       local n = #strays
-      strays[n + 1], strays[n + 2], strays[n + 3] = id, ticket_of(fields, field, longest), owner or ''
+      strays[n + 1], strays[n + 2], strays[n + 3] = id, ticket_of(fields, field, longest), owner
     else
       body_is_gone(id) -- before 7.0 the entry stays in the pending list
     end
   end
 end
-for _, id in ipairs(found[3] or {}) do body_is_gone(id) end -- from 7.0 on Redis has dropped it
+-- From 7.0 on Redis has dropped these, whoever had them and however fresh they were. A living owner ends its own: the index names them.
+for _, id in ipairs(found[3] or {}) do
+  if not living[owners[id] or ''] then body_is_gone(id) end
+end
 return {'OK', found[1], strays, gone}

@@ -30,8 +30,8 @@ for _, row in ipairs(rows) do
       leaving[ticket][id] = true
     end
   else
-    redis.call('XACK', stream, group, id)
     bury(KEYS[5], id, '', 'body_gone', '', '0', dead_one, now_ms(), now_ms(), nil)
+    redis.call('XACK', stream, group, id)
     gone[#gone + 1] = id
   end
 end

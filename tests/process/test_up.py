@@ -110,7 +110,7 @@ def test_a_killed_redis_comes_back(folder: Path) -> None:
 def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as up:
         for process in processes_of(folder):
-            if "supervisor.supervisord" in process.cmdline():
+            if "supervisord" in process.cmdline():
                 process.kill()
         assert up.process.wait(60) == 1
         assert "supervisord has ended unexpectedly" in up.output
@@ -122,6 +122,20 @@ def test_when_usher_up_itself_is_killed_everything_ends(folder: Path) -> None:
         up.process.kill()
         until(lambda: not processes_of(folder), 60, "the kernel told supervisord")
         assert up.run("send", "--ticket", "1").returncode == 2  # up.json is still there, its process is not
+
+
+def test_a_handler_of_the_users_own_folder_and_a_second_ctrl_c(folder: Path) -> None:
+    (folder / "common").mkdir()  # a project may have such a folder, as long as its handler does not need it
+    (folder / "shop.py").write_text(
+        "import time, pathlib\ndef handle(message):\n    pathlib.Path(message.fields['text']).write_text(message.ticket_id)\n    time.sleep(60)\n"
+    )
+    with UsherUp(folder, "--consumers", "1", "--handler", "shop:handle") as up:
+        assert up.run("send", "--ticket", "42", "text=made-by-handler").returncode == 0
+        until(lambda: (folder / "made-by-handler").exists(), 20, "the handler ran, in the user's folder")
+        up.process.send_signal(signal.SIGINT)
+        until(lambda: "draining" in up.output, 10, "it waits for the handler")
+        assert up.process.poll() is None
+        assert up.end(signal.SIGINT, within_s=10) == 130
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from common.registration import name_of
 from common.stream_id import rank
 from master.policy.dispatch import Board
 from master.policy.tickets import ConsumerLoad, Standing, Ticket
-from tests.leader_model import MASTER, STRANGER, Leader, RedisModel
+from tests.leader_model import MASTER, STRANGER, Leader, Record, RedisModel
 
 TICKETS = [b"T1", b"T2", b"T3", b"T4"]
 NAMES = ["c1", "c2", "c3"]
@@ -71,15 +71,17 @@ class BoardMachine(RuleBasedStateMachine):
     def a_stranger_takes_a_new_entry(self, ticket: bytes) -> None:
         self.redis.read_new(self._new_id(), ticket, STRANGER)
 
-    @rule(skip=st.integers(0, 5), most=st.integers(1, 3))
-    def the_sweep_finds_strays(self, skip: int, most: int) -> None:
-        """Also what a dead consumer holds, before anybody has noticed its death or while it is being recovered."""
-        ownerless = [entry_id for entry_id in sorted(self.redis.pending, key=rank) if self._is_ownerless(entry_id)]
-        self.leader.take_in(self.redis.sweep(ownerless[skip : skip + most]))
+    def _ownerless(self) -> list[bytes]:
+        names = {MASTER, *self.redis.leases}
+        return sorted((entry_id for entry_id, owner in self.redis.pending.items() if owner not in names), key=rank)
 
-    def _is_ownerless(self, entry_id: bytes) -> bool:
-        owner = self.redis.pending[entry_id]
-        return owner != MASTER and not self.redis.lives(owner)
+    @precondition(lambda self: self._ownerless())
+    @rule(some=st.integers(0, 100), most=st.integers(1, 3))
+    def the_sweep_finds_strays(self, some: int, most: int) -> None:
+        """Also what a dead consumer holds, before anybody has noticed its death or while it is being recovered."""
+        ownerless = self._ownerless()
+        first = some % len(ownerless)
+        self.leader.take_in(self.redis.sweep(ownerless[first : first + most]))
 
     @rule(some=st.integers(0, 100))
     def a_body_is_deleted(self, some: int) -> None:
@@ -90,10 +92,16 @@ class BoardMachine(RuleBasedStateMachine):
 
     # ---- plans ---------------------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.board.has_ready)
     @rule(limit=st.sampled_from([1, 2, 5, 1000]))
     def hand_over(self, limit: int) -> None:
         self.leader.hand_over(limit)
 
+    @rule()
+    def a_whole_turn(self) -> None:
+        self.leader.turn()
+
+    @precondition(lambda self: self.board.has_ready)
     @rule(limit=st.sampled_from([1, 2, 5, 1000]))
     def redis_refuses_a_plan_for_the_moment(self, limit: int) -> None:
         before = [(ticket.name, list(ticket.running), list(ticket.parked), ticket.owner) for ticket in self.board.tickets.values()]
@@ -102,10 +110,12 @@ class BoardMachine(RuleBasedStateMachine):
             self.board.withdraw(plan)
         assert before == [(ticket.name, list(ticket.running), list(ticket.parked), ticket.owner) for ticket in self.board.tickets.values()]
 
+    @precondition(lambda self: self.leader.unsure)
     @rule()
     def read_what_is_unsure(self) -> None:
         self.leader.read_records(list(self.leader.unsure))
 
+    @precondition(lambda self: self.board.in_flight)
     @rule(quiet_s=st.sampled_from([0.0, 3.0]))
     def compare_quiet_tickets_with_the_index(self, quiet_s: float) -> None:
         self.leader.reconcile(quiet_s)
@@ -147,10 +157,14 @@ class BoardMachine(RuleBasedStateMachine):
 
     # ---- consumers come and go -----------------------------------------------------------------------------------------------
 
-    @rule(name=st.sampled_from(NAMES), capacity=st.integers(1, 5))
-    def a_consumer_starts(self, name: str, capacity: int) -> None:
-        if name not in {name_of(incarnation) for incarnation in self.redis.leases}:
-            self._register(name, capacity)
+    def _free_names(self) -> list[str]:
+        return sorted(set(NAMES) - {name_of(incarnation) for incarnation in self.redis.leases})
+
+    @precondition(lambda self: self._free_names())
+    @rule(some=st.integers(0, 100), capacity=st.integers(1, 5))
+    def a_consumer_starts(self, some: int, capacity: int) -> None:
+        names = self._free_names()
+        self._register(names[some % len(names)], capacity)
 
     @precondition(lambda self: self.redis.leases)
     @rule(some=st.integers(0, 100))
@@ -164,17 +178,28 @@ class BoardMachine(RuleBasedStateMachine):
         living = self._living()
         self.redis.leases[living[some % len(living)]] = state
 
-    @precondition(lambda self: self._living("draining"))
+    def _to_give_back(self) -> list[tuple[str, bytes]]:
+        return [(record.owner, ticket) for ticket, record in sorted(self.redis.index.items()) if self._may_be_given_back(ticket, record)]
+
+    @precondition(lambda self: self._to_give_back())
     @rule(some=st.integers(0, 100))
     def a_ticket_is_given_back(self, some: int) -> None:
-        held = [(record.owner, ticket) for ticket, record in self.redis.index.items() if self.redis.leases.get(record.owner) == "draining" and not self.redis.bodiless.intersection(record.ids)]
-        if held:
-            self.redis.give_back(*held[some % len(held)])
+        held = self._to_give_back()
+        self.redis.give_back(*held[some % len(held)])
+
+    def _may_be_given_back(self, ticket: bytes, record: Record) -> bool:
+        if self.redis.leases.get(record.owner) != "draining":
+            return False
+        if self.redis.bodiless.intersection(record.ids):
+            return False
+        lowest = rank(record.ids[0])
+        return not any(self.redis.ticket_of[i] == ticket and rank(i) < lowest for i in self.redis.pending)
 
     @rule()
     def the_roster_is_read(self) -> None:
         self.leader.look_at_roster()
 
+    @precondition(lambda self: self.leader.recovers)
     @rule()
     def a_page_is_recovered(self) -> None:
         self.leader.recover()
@@ -277,10 +302,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     def _quiet_turn(self) -> None:
         leader = self.leader
-        leader.look_at_roster()
-        leader.recover()
-        leader.read_records(list(leader.unsure))
-        leader.hand_over()
+        leader.turn()
         for ticket, record in list(self.redis.index.items()):
             ids = self.redis.ack(record.owner, ticket, list(record.ids))
             self._report(record.owner, ticket, ids)

@@ -1,5 +1,6 @@
 -- Write a dead letter: what happened under names that begin with "usher-", then the original fields as they were.
--- `fields` is the flat list of the entry, or nil when its body is gone.
+-- `fields` is the flat list of the entry, or nil when its body is gone. Bury first and acknowledge then: a script is not rolled back,
+-- and a letter that cannot be written must not cost the message.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields)
   local letter = {
     'usher-id', id, 'usher-ticket', ticket, 'usher-reason', reason, 'usher-error', error, 'usher-attempts', attempts,
@@ -14,6 +15,7 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
       letter[#letter + 1] = tostring((#fields - 6000) / 2)
     end
   end
+  redis.call('XDEL', dead_key, '0-0') -- of nothing: a write that needs no memory goes first (see at_full_memory)
   redis.call('XADD', dead_key, '*', unpack(letter))
 end
 

@@ -148,6 +148,35 @@ class History:
         return sorted(self.of("commit"), key=lambda record: record["n"])
 
     @functools.cached_property
+    def commits_of(self) -> dict[str, list[Record]]:
+        """In commit order, by ticket."""
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self.commits:
+            found[record["ticket"]].append(record)
+        return found
+
+    @functools.cached_property
+    def uids_of(self) -> dict[str, list[str]]:
+        """Messages in the stream by ticket, in the order of their first copies."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for uid, _ in sorted(self.positions.items(), key=lambda item: item[1]):
+            if uid in self.sends:
+                found[self.sends[uid]["ticket"]].append(uid)
+        return found
+
+    @functools.cached_property
+    def overlaps(self) -> list[tuple[Execution, Execution]]:
+        """Pairs of executions of one ticket that ran at the same time, the earlier start first."""
+        found = []
+        for runs in self.by_ticket.values():
+            active: list[Execution] = []
+            for late in runs:
+                active = [early for early in active if early.end > late.start]
+                found += [(early, late) for early in active]
+                active.append(late)
+        return found
+
+    @functools.cached_property
     def committed(self) -> set[str]:
         return {record["uid"] for record in self.commits}
 
@@ -161,8 +190,13 @@ class History:
         """Messages that an injected loss or deletion took."""
         return {uid for kind in ("lost", "deleted") for record in self.of(kind) for uid in record["uids"]}
 
+    @functools.cached_property
+    def _pauses(self) -> dict[str, list[tuple[int, int]]]:
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for r in self.of("stall") + [r for r in self.of("fault") if r["kind"] == "pause"]:
+            found[r["who"]].append((r["t0"], r["t1"]))
+        return found
+
     def frozen(self, who: str, since: int, until: int) -> bool:
         """Whether the process was stopped, or not scheduled, at some moment between the two."""
-        pauses = [r for r in self.of("stall") if r["who"] == who]
-        pauses += [r for r in self.of("fault") if r["kind"] == "pause" and r["who"] == who]
-        return any(r["t0"] <= until and r["t1"] >= since for r in pauses)
+        return any(t0 <= until and t1 >= since for t0, t1 in self._pauses.get(who, ()))

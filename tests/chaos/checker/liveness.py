@@ -42,7 +42,7 @@ class Recoveries:
                 continue
             if not _waits(history, ticket, fault["t0"]) or _has_dead_letters(history, ticket):
                 continue
-            following = [commit["t"] for commit in history.commits if commit["ticket"] == ticket and commit["t"] > fault["t0"]]
+            following = [commit["t"] for commit in history.commits_of.get(ticket, ()) if commit["t"] > fault["t0"]]
             self._note(history, fault, min(following, default=NEVER) - since, f"ticket {ticket}")
 
     def _service(self, history: History, fault: Record) -> None:
@@ -58,7 +58,8 @@ class Recoveries:
         self.seconds.append(max(0, took) / _S)
         if took > _allowed(history, fault) - fault["since"]:
             after = f"{took / _S:.2f} s" if took < NEVER // 2 else "never"
-            self.late.append(f"{what} went on {after} after {fault['kind']} of {fault['who'] or 'redis'}; the bound is {fault['bound_ns'] / _S:.2f} s")
+            cause = f"{fault['kind']} of {fault['who'] or 'redis'}"
+            self.late.append(f"{what} went on {after} after {cause}; the bound is {fault['bound_ns'] / _S:.2f} s")
 
 
 def _allowed(history: History, fault: Record) -> int:
@@ -73,15 +74,11 @@ def _allowed(history: History, fault: Record) -> int:
 
 def _waits(history: History, ticket: str, t: int) -> bool:
     """Whether a message of the ticket had arrived at ``t`` and had no effect yet."""
-    effects = {commit["uid"]: commit["t"] for commit in history.commits if commit["ticket"] == ticket}
-    return any(
-        history.arrivals.get(uid, NEVER) < t < effects.get(uid, 0)
-        for uid in effects
-    )
+    return any(history.arrivals.get(commit["uid"], NEVER) < t < commit["t"] for commit in history.commits_of.get(ticket, ()))
 
 
 def _has_dead_letters(history: History, ticket: str) -> bool:
-    return any(history.sends[uid]["ticket"] == ticket for uid in history.dead if uid in history.sends)
+    return any(uid in history.dead for uid in history.uids_of.get(ticket, ()))
 
 
 def liveness(history: History) -> Iterator[tuple[str, str]]:

@@ -5,12 +5,16 @@ What is not visible from outside is not decided here: who was granted what witho
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
 from .history import NEVER, Execution, History
 
 Finding = tuple[str, str]
+#: A process that looked at its lease, was stopped, went on, and then started, may have been stopped so long before its successor started.
+_JUST_BEFORE_NS = 1_000_000_000
 
 
 def safety(history: History) -> Iterator[Finding]:
@@ -87,18 +91,20 @@ def order_of_starts(history: History) -> Iterator[Finding]:
     """
     for ticket, runs in history.by_ticket.items():
         first_ok: dict[str, int] = {}
-        last_end: dict[str, int] = {}
+        last_end: dict[str, tuple[int, int]] = {}
         for run in runs:
             if run.ok and run.finish is not None:
                 first_ok[run.uid] = min(run.finish, first_ok.get(run.uid, NEVER))
-            last_end[run.uid] = max(last_end.get(run.uid, 0), run.end)
-        due = sorted((at, uid) for uid, at in history.positions.items() if uid in _of_ticket(history, ticket) and uid not in history.excused)
+            # (token, end): a zombie that fails once more after the message was given up does not count
+            last_end[run.uid] = max(last_end.get(run.uid, (-1, 0)), (-1 if run.tok is None else run.tok, run.end))
         ready: dict[str, int] = {}  # uid -> when all before it had ended
         latest = 0
-        for _, uid in due:
+        for uid in history.uids_of.get(ticket, ()):
+            if uid in history.excused:
+                continue
             ready[uid] = latest
             if uid in history.dead:
-                latest = max(latest, first_ok.get(uid, last_end.get(uid, 0)))
+                latest = max(latest, first_ok.get(uid, last_end.get(uid, (-1, 0))[1]))
             elif uid in history.committed or uid in first_ok:
                 latest = max(latest, first_ok.get(uid, NEVER))
         highest = -1
@@ -109,36 +115,21 @@ def order_of_starts(history: History) -> Iterator[Finding]:
                 yield "S2b", f"ticket {ticket}: {run.uid} was started by {run.who} (token {run.tok}) before an earlier message had ended"
 
 
-def _of_ticket(history: History, ticket: str) -> set[str]:
-    cache = history.__dict__.setdefault("_uids_by_ticket", {})
-    if not cache:
-        for uid, send in history.sends.items():
-            cache.setdefault(send["ticket"], set()).add(uid)
-    found: set[str] = cache.get(ticket, set())
-    return found
-
-
 def exclusion(history: History) -> Iterator[Finding]:
     """S3: two executions of a ticket at a time have different tokens, and the lower one commits nothing any more. Strict: none at a time."""
     strict = history.terms["strict"]
-    for ticket, runs in history.by_ticket.items():
-        for at, late in enumerate(runs):
-            for early in runs[max(0, at - 50) : at]:
-                if early.end > late.start and (early.tok is None or early.tok == late.tok or (strict and not _excused_overlap(history, early))):
-                    yield (
-                        "S3",
-                        f"ticket {ticket}: {early.uid} (token {early.tok}, {early.who}) and {late.uid} (token {late.tok}, {late.who}) ran at the same time",
-                    )
-    began: dict[str, list[Execution]] = history.by_ticket
-    for commit in history.commits:
-        if commit["tok"] is None:
-            continue
-        for run in began.get(commit["ticket"], ()):
-            if run.start >= commit["t"]:
-                break
-            if run.tok is not None and run.tok > commit["tok"]:
-                yield "S3", f"ticket {commit['ticket']}: {commit['uid']} was committed under {commit['tok']} after {run.tok} had started"
-                break
+    for early, late in history.overlaps:
+        if early.tok is None or early.tok == late.tok or (strict and not _excused_overlap(history, early)):
+            told = " and ".join(f"{run.uid} (token {run.tok}, {run.who})" for run in (early, late))
+            yield "S3", f"ticket {late.ticket}: {told} ran at the same time"
+    for ticket, commits in history.commits_of.items():
+        runs = history.by_ticket.get(ticket, [])
+        starts = [run.start for run in runs]
+        highest = list(itertools.accumulate((-1 if run.tok is None else run.tok for run in runs), max))
+        for commit in commits:
+            before = bisect.bisect_left(starts, commit["t"])
+            if before and commit["tok"] is not None and highest[before - 1] > commit["tok"]:
+                yield "S3", f"ticket {ticket}: {commit['uid']} was committed under {commit['tok']} after {highest[before - 1]} had started"
 
 
 def _excused_overlap(history: History, early: Execution) -> bool:
@@ -157,7 +148,7 @@ def tokens(history: History) -> Iterator[Finding]:
         highest, since = -1, 0
         for run in runs:
             tok = run.tok if run.tok is not None else -1
-            if tok < highest and not history.frozen(run.who, since, run.start):
+            if tok < highest and not history.frozen(run.who, since - _JUST_BEFORE_NS, run.start):
                 yield "S4", f"ticket {ticket}: {run.uid} was started by {run.who} under token {tok} after {highest} had started"
             if tok > highest:
                 highest, since = tok, run.start

@@ -1,0 +1,35 @@
+"""Options, marks and the printed tables of the chaos tests.
+
+``pytest tests/chaos`` runs every scenario briefly; ``pytest tests/chaos --seeds 20 --seconds 30`` runs long. A failed run keeps its
+history: the message says where, and ``python -m tests.chaos.checker FILE`` judges it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+_LINES = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("chaos")
+    group.addoption("--seeds", type=int, default=1, help="runs of each chaos scenario, each with another seed (default 1)")
+    group.addoption("--first-seed", type=int, default=1, help="the first seed (default 1)")
+    group.addoption("--seconds", type=float, default=0.0, help="seconds of faults per run (default: what the scenario needs)")
+    group.addoption("--keep", default="", help="folder that keeps the histories of failed runs (default: a new temporary folder)")
+
+
+@pytest.fixture(scope="session")
+def chaos_report(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Lines that are printed at the end of the whole run."""
+    yield request.config.stash.setdefault(_LINES, [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(_LINES, [])
+    if lines:
+        terminalreporter.section("chaos")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -1,0 +1,96 @@
+"""The checker judged: valid histories raise no alarm, broken ones are all caught by the rule that they break."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.checker.history import History
+from tests.chaos.checker.verdict import judge
+from tests.chaos.model import Model
+from tests.chaos.mutations import MUTATIONS, broken
+
+_HISTORIES = 60
+_TRIES = 2
+_MUTATED = 20
+_CHECKER = Path(__file__).parent / "checker"
+
+
+@pytest.fixture(scope="module")
+def valid() -> list[Model]:
+    return [Model(seed) for seed in range(_HISTORIES)]
+
+
+def test_valid_histories_raise_no_alarm(valid: list[Model]) -> None:
+    for seed, model in enumerate(valid):
+        verdict = judge(History(model.records))
+        assert verdict.ok, f"seed {seed}:\n{verdict.told()}"
+
+
+def test_the_valid_histories_have_something_in_them(valid: list[Model]) -> None:
+    seen: Counter[str] = Counter()
+    for model in valid:
+        seen.update(judge(History(model.records)).figures)
+    for name in ("messages", "redelivered", "zombies", "fenced", "deaths", "dlq", "unknown_sends", "refused_sends", "double_sends"):
+        assert seen[name] > 10, f"{name}: {seen[name]}"
+
+
+def test_every_mutation_is_caught(valid: list[Model], chaos_report: list[str]) -> None:
+    caught: Counter[str] = Counter()
+    tried: Counter[str] = Counter()
+    for seed, model in enumerate(valid[:_MUTATED]):
+        rng = random.Random(seed)
+        for name, (_, rules) in MUTATIONS.items():
+            for _ in range(_TRIES):
+                records = broken(model.records, name, rng)
+                if records is None:
+                    continue
+                tried[name] += 1
+                found = set(judge(History(records)).rules)
+                assert found & rules, f"seed {seed}: {name} was not noticed by {sorted(rules)} (found: {sorted(found)})"
+                caught[name] += 1
+    missing = [name for name in MUTATIONS if not tried[name]]
+    assert not missing, f"no history could be broken by {missing}"
+    mutated = f"{sum(tried.values())} mutated ones of {len(MUTATIONS)} kinds, {sum(caught.values())} caught"
+    chaos_report.append(f"checker: {len(valid)} valid histories, 0 false alarms; {mutated}")
+
+
+def test_a_history_survives_being_written_down() -> None:
+    model = Model(7)
+    text = "".join(json.dumps(record) + "\n" for record in model.records)
+    assert judge(History.read(text)).figures == judge(History(model.records)).figures
+    assert History.read(text + '{"k": "star').by_kind.keys() == History.read(text).by_kind.keys()
+    with pytest.raises(ValueError, match="line 1"):
+        History.read("{no\n" + text)
+
+
+def _imported(source: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.level > 1:
+            found.add("." * node.level)
+    return found
+
+
+def test_the_checker_knows_nothing_of_what_it_judges() -> None:
+    files = sorted(_CHECKER.glob("*.py"))
+    assert files
+    for file in files:
+        strangers = _imported(file.read_text("utf-8")) - set(sys.stdlib_module_names)
+        assert not strangers, f"{file.name} imports {strangers}"
+
+
+def test_an_import_of_the_project_would_be_found() -> None:
+    assert _imported("from common.keys import Keys") == {"common"}
+    assert _imported("from ..rig import cluster") == {".."}
+    assert not _imported("from .history import History") - set(sys.stdlib_module_names)

@@ -1,0 +1,124 @@
+"""reject.lua: what can be handed to nobody ends as a dead letter, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from common.errors import Fenced
+from common.message import LONGEST_TICKET
+from common.redis_client import CommandRefused
+from master.intake import sort_out
+from master.leader_steps import LeaderSteps, Rejected
+from tests.integration.factories import World
+
+
+def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_fields(world: World) -> None:
+    leader = world.elect()
+    world.add(b"1-1", "a", "1", "usher-id", "theirs", "a", b"\xff\x00")
+    leader.fetch(10)
+    assert leader.reject([Rejected(b"1-1", b"shown", "no_ticket_id")]) == 1
+    assert world.pending() == {}
+    [(_, fields)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
+    head = dict(zip(fields[:16:2], fields[1:16:2], strict=True))
+    assert (head[b"usher-id"], head[b"usher-ticket"], head[b"usher-reason"]) == (b"1-1", b"shown", b"no_ticket_id")
+    assert (head[b"usher-owner"], head[b"usher-attempts"], head[b"usher-error"]) == (b"master", b"0", b"")
+    assert head[b"usher-first-ms"] == head[b"usher-last-ms"]
+    assert len(head[b"usher-first-ms"]) == 13
+    assert fields[16:] == [b"a", b"1", b"usher-id", b"theirs", b"a", b"\xff\x00"]
+
+
+def test_the_same_call_twice_writes_one_letter(world: World) -> None:
+    leader = world.elect()
+    [entry_id] = world.parked(leader, b"")
+    assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id")]) == 1
+    with world.unchanged():
+        assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id")]) == 0
+
+
+def test_an_id_twice_in_a_call_writes_one_letter(world: World) -> None:
+    leader = world.elect()
+    [entry_id] = world.parked(leader, b"")
+    assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id")] * 2) == 1
+    assert len(world.dead()) == 1
+
+
+def test_a_deposed_leader_rejects_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+    leader = world.elect()
+    [entry_id] = world.parked(leader, b"")
+    depose(leader)
+    with world.unchanged(), pytest.raises(Fenced):
+        leader.reject([Rejected(entry_id, b"", "empty_ticket_id")])
+
+
+def test_what_an_owner_has_is_not_rejected(world: World) -> None:
+    leader = world.elect()
+    [entry_id] = world.owned(leader, world.join("a"), b"T")
+    with world.unchanged():
+        assert leader.reject([Rejected(entry_id, b"T", "no_ticket_id")]) == 0
+
+
+def test_ids_that_were_never_read_or_never_existed_are_not_rejected(world: World) -> None:
+    leader = world.elect()
+    [unread] = world.send(b"")
+    with world.unchanged():
+        assert leader.reject([Rejected(unread, b"", "x"), Rejected(b"77-7", b"", "x")]) == 0
+
+
+def test_an_entry_whose_body_is_gone_says_so(world: World) -> None:
+    leader = world.elect()
+    [entry_id] = world.parked(leader, b"")
+    world.delete(entry_id)
+    assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id")]) == 1
+    assert world.state().letters() == [(entry_id, b"", b"body_gone")]
+
+
+def test_an_entry_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(world: World) -> None:
+    leader = world.elect()
+    fields = [part for n in range(20_000) for part in (b"f%d" % n, b"v")]
+    world.add(b"1-1", *fields)
+    leader.fetch(10)
+    assert leader.reject([Rejected(b"1-1", b"", "no_ticket_id")]) == 1
+    [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
+    assert letter[16:6016] == fields[:6000]
+    assert letter[6016:] == [b"usher-fields-cut", b"17000"]
+
+
+def test_thousands_are_rejected_in_one_call(world: World) -> None:
+    leader = world.elect()
+    ids = world.send_many([b""] * 5000)
+    leader.fetch(10_000)
+    assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id") for entry_id in ids]) == 5000
+    assert world.pending() == {}
+    assert [letter[b"usher-id"] for letter in world.dead()] == ids
+
+
+def test_all_kinds_of_unusable_tickets_end_as_letters_with_their_reason_and_others_do_not(world: World) -> None:
+    leader = world.elect()
+    world.add(b"1-1", "other", "x")
+    world.send(b"", b"2-1")
+    world.send(b"x" * (LONGEST_TICKET + 1), b"3-1")
+    world.send(b"x" * 1_000_000, b"4-1")
+    world.send(b"\xff\xfe", b"5-1")
+    world.send(b"x" * LONGEST_TICKET, b"6-1")
+    usable, rejected = sort_out(leader.fetch(10))
+    assert leader.reject(rejected) == 5
+    assert [(entry_id, reason) for entry_id, _, reason in world.state().letters()] == [
+        (b"1-1", b"no_ticket_id"),
+        (b"2-1", b"empty_ticket_id"),
+        (b"3-1", b"ticket_id_too_long"),
+        (b"4-1", b"ticket_id_too_long"),
+        (b"5-1", b"ticket_id_not_utf8"),
+    ]
+    assert [entry_id for entry_id, _ in usable] == [b"6-1"]
+    assert world.pending() == {b"master": [b"6-1"]}
+
+
+def test_when_the_letter_cannot_be_written_the_entry_is_not_acknowledged(world: World) -> None:
+    """A script is not rolled back: what could fail comes before what would lose the message."""
+    leader = world.elect()
+    [entry_id] = world.parked(leader, b"")
+    world.link.call("XADD", world.keys.dead, "18446744073709551615-18446744073709551615", "the last", "possible id")
+    with world.unchanged(), pytest.raises(CommandRefused):
+        leader.reject([Rejected(entry_id, b"", "empty_ticket_id")])
