@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from common.errors import GroupMissing
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link
+from common.stream_id import Position, Span
 
 
 class Entry(NamedTuple):
@@ -31,13 +32,6 @@ class Record(NamedTuple):
     owner: bytes
     fence: int
     ids: list[bytes]
-
-
-class Position(NamedTuple):
-    """How far the group was: the highest id it was given, and the lowest one that was pending then."""
-
-    delivered: bytes
-    oldest_pending: bytes | None
 
 
 class GroupConsumer(NamedTuple):
@@ -74,6 +68,11 @@ def read_own_command(keys: Keys, incarnation: str, after: bytes, count: int) -> 
     return ("XREADGROUP", "GROUP", keys.group, incarnation, "COUNT", count, "STREAMS", keys.stream, after)
 
 
+def range_command(stream: str, entry_id: bytes) -> tuple[Any, ...]:
+    """XRANGE of one entry."""
+    return ("XRANGE", stream, entry_id, entry_id)
+
+
 def parse_own(reply: Any) -> list[Entry]:
     """Entries of a read_own_command reply."""
     return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
@@ -107,15 +106,16 @@ class TicketStream:
             return None
         return Position(saved[b"delivered"], saved[b"oldest_pending"] or None)
 
-    def span(self) -> tuple[bytes, bytes] | None:
-        """The first and the last id in the stream; None when it is empty or not there."""
-        first, last = self._link.pipeline(
-            [("XRANGE", self._keys.stream, "-", "+", "COUNT", 1), ("XREVRANGE", self._keys.stream, "+", "-", "COUNT", 1)]
-        )
-        for reply in (first, last):
-            if isinstance(reply, Exception):
-                raise reply
-        return (first[0][0], last[0][0]) if first and last else None
+    def span(self) -> Span | None:
+        """What the stream holds; None when it is not there. The last id stays when its entry is deleted or trimmed."""
+        try:
+            facts = pairs(self._link.call("XINFO", "STREAM", self._keys.stream))
+        except CommandRefused as refused:
+            if "no such key" in str(refused):
+                return None
+            raise
+        first = facts[b"first-entry"]
+        return Span(first[0] if first else None, facts[b"last-generated-id"])
 
     def last_delivered(self) -> bytes:
         """The highest id that the group was given. Raises GroupMissing."""

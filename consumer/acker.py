@@ -68,6 +68,7 @@ class Acker(Service):
         self._ledger = AckLedger(BATCH)
         self._given_up: deque[GivenUp] = deque()
         self._burying: deque[GivenUp] = deque()  # this thread's: given up, and what finished before is in the ledger
+        self._writing = False
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._full = threading.Event()
@@ -95,7 +96,8 @@ class Acker(Service):
     @property
     def is_flushed(self) -> bool:
         """Nothing waits to be written."""
-        return not len(self._ledger) and not self._given_up and not self._burying
+        is_empty = not len(self._ledger) and not self._given_up and not self._burying
+        return is_empty and not self._writing  # in this order: what left the ledger did so after _writing was set
 
     # ---- this thread ---------------------------------------------------------------------------------------------------------
 
@@ -106,11 +108,14 @@ class Acker(Service):
                 return self._IDLE_S
         self._idle = False
         self._linger()
+        self._writing = True
         try:
             self._flush()
         except OwnershipLost as lost:
             self._on_lost(str(lost))
             return self._IDLE_S
+        finally:
+            self._writing = False
         return 0.0
 
     def _linger(self) -> None:
@@ -124,7 +129,8 @@ class Acker(Service):
     def _flush(self) -> None:
         """Write all that is there now: first what finished, then the dead letters, which are behind it in their lanes."""
         while self._given_up:
-            self._burying.append(self._given_up.popleft())
+            self._burying.append(self._given_up[0])
+            self._given_up.popleft()
         for _ in range(-(-len(self._ledger) // BATCH)):
             batch = self._ledger.next_batch()
             if batch is not None:
@@ -162,13 +168,14 @@ class Acker(Service):
             time.time_ns() // 1_000_000,
         )
         answer = self._steps.dead_letter(letter)
+        self._keeper.done([message.stream_id])
         if answer is Buried.STALE:
             self.stale += 1
             self._keeper.forget([message.ticket])
+        self._keeper.let_go([item.lane])
+        if answer is Buried.STALE:
             return
         self.dead_letters += answer is Buried.OK
-        self._keeper.done([message.stream_id])
-        self._keeper.let_go([item.lane])
         self._reporter.add([(message.ticket, message.fence, [message.stream_id])])
 
     def on_end(self) -> None:

@@ -76,7 +76,9 @@ class AsyncPool(Service):
             start_us = time.time_ns() // 1000
             try:
                 await self._handle(message)
-            except Exception as problem:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as problem:  # sys.exit() in a handler must not end the loop
                 executor.raised(lane, message, problem)
                 return
             count += 1

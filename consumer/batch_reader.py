@@ -10,7 +10,7 @@ from common.keys import Keys
 from common.redis_client import Link
 from common.service import Service
 from common.stream_id import ZERO, after, from_rank, rank
-from common.streams import HandOver, parse_inbox, parse_own, read_inbox_command, read_own_command, trim_inbox_command
+from common.streams import HandOver, parse_inbox, parse_own, range_command, read_inbox_command, read_own_command, trim_inbox_command
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper
 from consumer.policy.reads import plan_reads
@@ -95,6 +95,7 @@ class BatchReader(Service):
             bodies.update(parse_own(reply))
         attempts = {entry_id: int(count) for entry_id, count in zip(wanted, charged, strict=True) if count is not None}
         self._read_on(wanted, bodies)
+        self._look_in_the_stream(wanted, bodies)
         self._untrimmed = False
         self._highest = max(self._highest, max(map(rank, wanted)))
         return bodies, attempts
@@ -112,6 +113,15 @@ class BatchReader(Service):
                 return
             bodies.update(page)
             cursor = page[-1].id
+
+    def _look_in_the_stream(self, wanted: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
+        """The last resort for what the inbox names and the pending list does not have: the group was lost and is being made again. The
+        lease and the index still say that it is ours; only what the stream does not have either is gone."""
+        missing = [entry_id for entry_id in wanted if bodies.get(entry_id) is None]
+        for reply in self._link.pipeline([range_command(self._keys.stream, entry_id) for entry_id in missing]):
+            if isinstance(reply, Exception):
+                raise reply
+            bodies.update(reply)
 
     def interrupt(self) -> None:
         self._link.interrupt()

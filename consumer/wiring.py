@@ -51,8 +51,8 @@ class Incarnation:
         name = taken.registration.incarnation
         keys = Keys(settings.ticket_stream, settings.group)
 
-        def link(role: str) -> Link:
-            return Link(redis_url, f"consumer:{name}:{role}")
+        def link(role: str, timeout_s: float = 5.0) -> Link:
+            return Link(redis_url, f"consumer:{name}:{role}", timeout_s)
 
         def steps(role_link: Link) -> OwnerSteps:
             return OwnerSteps(ScriptRunner(role_link), keys, taken.registration)
@@ -61,7 +61,7 @@ class Incarnation:
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.keeper = LaneKeeper()
         self.reporter = Reporter(_masters(settings, taken.leader_url), name)
-        ack_link, beat_link = link("ack"), link("beat")
+        ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
         self.acker = Acker(
             ack_link, steps(ack_link), self.keeper, self.reporter, name, settings.flush_ms / 1000, settings.run_log_length, on_lost
         )

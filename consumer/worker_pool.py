@@ -53,7 +53,7 @@ class LaneWorker(Service):
             start_us = end_us
             try:
                 handle(message)
-            except Exception as problem:
+            except BaseException as problem:  # sys.exit() in a handler must not end this thread with the lane in its hands
                 executor.raised(lane, message, problem)
                 return
             end_us = clock() // 1000

@@ -19,8 +19,9 @@ from common.log import event
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
+from common.stream_id import Position
 from common.streams import TicketStream, parse_record
-from master.adoption import adopt, rejoin
+from master.adoption import Remembered, adopt, rejoin
 from master.elector import Lead
 from master.intake import Doorbell, sort_out
 from master.leader_steps import Found, LeaderSteps, Rejected
@@ -98,7 +99,7 @@ class Dispatcher(Service):
         self._unsure: set[bytes] = set()
         self._rejected: list[Rejected] = []
         self._reconciled_s = 0.0
-        self._saved_position = b""
+        self._noted: Position | None = None  # the last position this master saved
         self._position_open = False  # the last saved position had something pending
         self._position_s = 0.0
 
@@ -164,7 +165,8 @@ class Dispatcher(Service):
     def _begin(self, epoch: int) -> None:
         steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field)
         started = now_s()
-        adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, self.made_progress)
+        remembered = Remembered(self._noted, self._last_read)
+        adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, remembered, self.made_progress)
         self.board, self._members = adopted.board, adopted.members
         self._last_read = adopted.last_delivered
         self._steps = steps
@@ -300,11 +302,11 @@ class Dispatcher(Service):
         assert self._steps is not None
         now = now_s()
         is_open = bool(self.board.in_flight or self.board.parked)
-        moved = self._saved_position != self._last_read or is_open or self._position_open
+        moved = self._noted is None or self._noted.delivered != self._last_read or is_open or self._position_open
         if moved and now - self._position_s >= _SAVE_POSITION_S:
-            self._steps.save_position()
+            self._noted = self._steps.save_position()
             self._position_open = is_open
-            self._saved_position, self._position_s = self._last_read, now
+            self._position_s = now
 
     def _may_read(self) -> int:
         if self.board.parked >= self._limits.parked:
@@ -323,6 +325,8 @@ class Dispatcher(Service):
         found = self._steps.fetch(count)
         if len(found) < count:
             self._dry_since_s = now
+            if not found:  # rung for nothing: somebody else may have read from the group, and the bell must not ring for that for ever
+                self._last_read = self._stream.last_delivered()
         else:
             self._rung = True  # there may be more: no need to wait for the bell
         if found:

@@ -19,6 +19,9 @@ from common.service import Service
 
 log = logging.getLogger(__name__)
 
+#: How often a standby looks whether the lead is free.
+_STANDBY_LOOK_S = 0.5
+
 
 class Lead:
     """What this process knows of the leadership. Shared by threads; guarded by its lock."""
@@ -88,6 +91,7 @@ class Elector(Service):
         epoch, doubted = self._lead._held()
         if epoch is None:
             self._elect(succeed="")
+            return min(_STANDBY_LOOK_S, self._lease_ms / 3000)
         elif doubted:
             self._elect(succeed=str(epoch))
         elif self._works():

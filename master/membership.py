@@ -50,12 +50,18 @@ class Membership:
             for _ in range(_TRIES):
                 stored: bytes = self._link.call("HGET", self._keys.consumers, asked.name) or b""
                 former = self._former(asked.name, stored)
-                if former is not None and former.uuid == asked.uuid and self._link.call("EXISTS", self._keys.lease(former.incarnation)):
+                if former is not None and former.uuid == asked.uuid and self._extended(former):
                     return Registered(former, created=False)
                 registered = self._try(asked, former, stored)
                 if registered is not None:
                     return registered
         raise RedisTrouble(f"the name {asked.name} is being registered again and again")
+
+    def _extended(self, mine: Registration) -> bool:
+        """The same process asks again: its lease begins anew, because it will count it from this request. False if it has none any more."""
+        keys = (self._keys.lease(mine.incarnation), self._keys.stream)
+        state, _ = self._scripts.run("renew", keys, (self._keys.group, mine.incarnation, self._lease_ms))
+        return bool(state not in (b"LOST", b"revoked"))
 
     def _former(self, name: str, stored: bytes) -> Registration | None:
         try:

@@ -39,7 +39,7 @@ class MasterProgram:
         limits = Limits(
             settings.batch_size, settings.ticket_window, settings.parked_limit, settings.reconcile_seconds, settings.ticket_field
         )
-        self._dispatcher = Dispatcher(self._link("dispatch"), self._keys, self._lead, limits)
+        self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, limits)
         self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
         bell_link = self._link("doorbell")
         doorbell = Doorbell(bell_link, TicketStream(bell_link, self._keys), self._dispatcher.ring)
@@ -68,7 +68,7 @@ class MasterProgram:
         settings = self._settings
         url = settings.advertise_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
         lease_ms = int(settings.leader_lease_seconds * 1000)
-        elector = Elector(self._link("elect"), self._keys, self._lead, url, lease_ms, self._works)
+        elector = Elector(self._link("elect", max(0.2, settings.leader_lease_seconds / 3)), self._keys, self._lead, url, lease_ms, self._works)
         self._services.append(elector)
         event(log, "master_starts", url=url, stream=self._keys.stream, group=self._keys.group)
         for service in self._services:
@@ -91,5 +91,5 @@ class MasterProgram:
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
 
-    def _link(self, role: str) -> Link:
-        return Link(self._redis_url, f"master:{role}")
+    def _link(self, role: str, timeout_s: float = 5.0) -> Link:
+        return Link(self._redis_url, f"master:{role}", timeout_s)

@@ -120,12 +120,11 @@ class LaneBoard(Generic[M]):
         self.held_ids.difference_update(ids)
 
     def forget(self, ticket: bytes) -> None:
-        """Another owner has the ticket: nothing more of it starts here, and a result that comes later finds no lane."""
-        lane = self.lanes.pop(ticket, None)
+        """Another owner has the ticket: nothing queued of it starts here. A lane that runs stays in its place until it ends, so that the
+        ticket, should it come back to us, cannot run twice at once."""
+        lane = self.lanes.get(ticket)
         if lane is not None:
-            self.done([message.stream_id for message in (*lane.queue, *lane.early)])
-            lane.queue.clear()
-            lane.early.clear()
+            self._empty(lane)
 
     def quiet(self) -> dict[bytes, list[bytes]]:
         """Per ticket that does not run: its queued ids in order. For a drain; retries that wait count as quiet."""
@@ -145,7 +144,12 @@ class LaneBoard(Generic[M]):
         self._waiting = [item for item in self._waiting if item[2].ticket not in gone]
         heapq.heapify(self._waiting)
         for ticket in gone:
-            self.forget(ticket)
+            self._empty(self.lanes.pop(ticket))
+
+    def _empty(self, lane: Lane[M]) -> None:
+        self.done([message.stream_id for message in (*lane.queue, *lane.early)])
+        lane.queue.clear()
+        lane.early.clear()
 
     def _settle(self, lane: Lane[M]) -> None:
         if lane.queue or lane.early:
