@@ -12,6 +12,7 @@ from common.errors import Fenced
 from common.keys import Keys
 from common.message import LONGEST_TICKET
 from common.scripts import ScriptRunner
+from common.stream_id import Position
 from master.policy.plans import HandOverPlan, HandOverReply, TargetReply
 
 
@@ -127,10 +128,11 @@ class LeaderSteps:
         strays = [(Found(flat[at], flat[at + 1]), flat[at + 2]) for at in range(0, len(flat), 3)]
         return Swept(cursor, strays, gone)
 
-    def save_position(self) -> None:
-        """Note how far the group is. Raises GroupMissing."""
+    def save_position(self) -> Position:
+        """Note how far the group is; what was noted. Raises GroupMissing."""
         keys = self._keys
-        self._run("save_position", (keys.stream, keys.leader, keys.position), ())
+        _, delivered, oldest = self._run("save_position", (keys.stream, keys.leader, keys.position), ())
+        return Position(delivered, oldest or None)
 
     def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
         """(ticket, id) of entries that came as new although an owner has them: back to their owners. Returns ids that nobody has."""

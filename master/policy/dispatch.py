@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from common.stream_id import rank
-from master.policy.affinity import Affinity, load_bound
-from master.policy.plans import HALTED, NOBODY, RETURNED, HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict
+from master.policy.choice import OpenConsumers
+from master.policy.plans import HALTED, NOBODY, RETURNED, HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict, span
 from master.policy.tickets import ConsumerLoad, Standing, Ticket
 
 
@@ -22,8 +22,7 @@ class Board:
         self._window = ticket_window
         self.tickets: dict[bytes, Ticket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
-        self._by_name: dict[str, ConsumerLoad] = {}
-        self._affinity = Affinity(())
+        self._open = OpenConsumers(())
         self._ready: deque[Ticket] = deque()
         self._homeless: deque[Ticket] = deque()  # ready, but nobody had room or was there
         self.in_flight = 0
@@ -84,8 +83,7 @@ class Board:
         return tuple(name for name in unsure if name in self.tickets)
 
     def _rank(self) -> None:
-        self._by_name = {c.name: c for c in self.consumers.values() if c.accepts}
-        self._affinity = Affinity(self._by_name)
+        self._open = OpenConsumers(c for c in self.consumers.values() if c.accepts)
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
 
@@ -202,7 +200,7 @@ class Board:
         """Entries that could be read now and handed over at once; 0 while something ready waits for room."""
         if self._homeless or self._ready:
             return 0
-        return sum(max(0, c.room) for c in self._by_name.values())
+        return self._open.room
 
     @property
     def has_ready(self) -> bool:
@@ -215,13 +213,13 @@ class Board:
         parked_before = self.parked
         parts: dict[str, list[Part]] = {}
         size = 0
-        bound = load_bound(self.in_flight, len(self._by_name)) if self._by_name else 0
+        bound = self._open.bound(self.in_flight)
         while self._ready and size < limit:
             ticket = self._ready.popleft()
             ticket.queued = False
             if ticket.standing is not Standing.OPEN or not ticket.parked:
                 continue
-            consumer = ticket.owner or self._choose(ticket, bound)
+            consumer = ticket.owner or self._open.choose(ticket, bound)
             if consumer is None:
                 ticket.queued = True
                 self._homeless.append(ticket)
@@ -243,7 +241,7 @@ class Board:
                 self._queue(ticket)
         if not size:
             return None
-        lowest, highest = self._range(parts) if parked_before > size + 1000 else (b"-", b"+")
+        lowest, highest = span(parts.values()) if parked_before > size + 1000 else (b"-", b"+")
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
     def _take(self, ticket: Ticket, consumer: ConsumerLoad, count: int, now_s: float) -> Part:
@@ -258,24 +256,6 @@ class Board:
         consumer.in_flight += count
         self.in_flight += count
         return part
-
-    def _range(self, parts: dict[str, list[Part]]) -> tuple[bytes, bytes]:
-        """The lowest and the highest id of a plan; worth its cost only when much more is parked than is planned."""
-        all_parts = [part for planned in parts.values() for part in planned]
-        return min((part.ids[0] for part in all_parts), key=rank), max((part.ids[-1] for part in all_parts), key=rank)
-
-    def _choose(self, ticket: Ticket, bound: int) -> ConsumerLoad | None:
-        """A consumer for a ticket that nobody has: its former one after a crash, else the best ranked below the bound, else the least loaded.
-
-        One with a free handler slot is never over the bound: at low load tickets stay where they belong.
-        """
-        names = self._affinity.ranking(ticket.name)
-        for name in (ticket.home, *names) if ticket.home else names:
-            consumer = self._by_name.get(name)
-            if consumer is not None and consumer.room > 0 and (consumer.in_flight < bound or consumer.in_flight < consumer.slots):
-                return consumer
-        best = min(self._by_name.values(), key=lambda c: c.in_flight / c.capacity, default=None)
-        return best if best is not None and best.room > 0 else None
 
     # ---- replies -------------------------------------------------------------------------------------------------------------
 

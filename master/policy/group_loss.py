@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.stream_id import ZERO, after, before, rank
+from common.stream_id import ZERO, Position, Span, after, before, rank
 
 
 @dataclass(frozen=True)
@@ -22,31 +22,49 @@ class Restart:
     first_time: bool = False
 
 
-def restart(delivered: bytes | None, oldest_pending: bytes | None, span: tuple[bytes, bytes] | None) -> Restart:
-    """From the saved position (None: never saved) and the first and last id now in the stream (None: it is empty).
+def reached(saved: Position | None, noted: Position | None, last_read: bytes) -> Position | None:
+    """How far the group was, from what Redis has saved and what this master remembers: what it noted itself and the last id it read since.
+
+    Memory adds to what is saved only if nobody else has saved since. What was read after the position was noted counts as not done.
+    """
+    if noted is None or (saved is not None and saved != noted):
+        return saved
+    if rank(last_read) <= rank(noted.delivered):
+        return noted
+    return Position(last_read, noted.oldest_pending or after(noted.delivered))
+
+
+def restart(position: Position | None, span: Span | None, saved: bool = True) -> Restart:
+    """From how far the group was (None: not known) and what there is of the stream (None: it is gone).
 
     =============================================  =============  ==========================  =======================
     case                                           start          repeat                      lost
     =============================================  =============  ==========================  =======================
-    never saved                                    0-0            -                           -
-    the stream ends below what was delivered:      0-0            -                           oldest pending .. delivered
-    it was deleted, and its ids went back
+    no position                                    0-0            -                           -
+    not ``saved``: the position is gone from       0-0            first .. delivered          oldest pending .. delivered
+    Redis too, and so is all that it had
+    the stream is gone, or it is a new one, whose  0-0            -                           oldest pending .. delivered
+    ids are below what was delivered
     the stream begins above the floor              floor          first .. delivered          floor + 1 .. below first
     nothing of the stream is gone                  floor          floor + 1 .. delivered      -
     =============================================  =============  ==========================  =======================
 
-    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending.
+    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending. A stream that is gone may come
+    back with any ids, also with lower ones: its group begins at 0-0.
     """
-    if delivered is None:
+    if position is None:
         return Restart(ZERO, first_time=True)
-    floor = before(oldest_pending) if oldest_pending is not None else delivered
+    delivered = position.delivered
+    floor = before(position.oldest_pending) if position.oldest_pending is not None else delivered
     undone = (after(floor), delivered) if rank(floor) < rank(delivered) else None
-    if span is not None and rank(span[1]) < rank(delivered):
+    first = span.first if span is not None else None
+    if not saved:
+        return Restart(ZERO, (first, delivered) if first is not None and rank(first) <= rank(delivered) else None, undone)
+    if span is None or rank(span.last_generated) < rank(delivered):
         return Restart(ZERO, None, undone)
     if undone is None:
         return Restart(floor)
-    first = span[0] if span is not None else after(delivered)
-    if rank(first) > rank(delivered):
+    if first is None or rank(first) > rank(delivered):
         return Restart(floor, None, undone)
     if rank(first) > rank(undone[0]):
         return Restart(floor, (first, delivered), (undone[0], before(first)))

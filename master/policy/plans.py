@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from common.stream_id import rank
 
 #: The head of a record that is not there.
 NOBODY = b""
@@ -40,6 +43,12 @@ class HandOverPlan(NamedTuple):
     size: int
     lowest: bytes
     highest: bytes
+
+
+def span(planned: Iterable[list[Part]]) -> tuple[bytes, bytes]:
+    """The lowest and the highest id of all parts; worth its cost only when much more is parked than is planned."""
+    parts = [part for target in planned for part in target]
+    return min((part.ids[0] for part in parts), key=rank), max((part.ids[-1] for part in parts), key=rank)
 
 
 class TargetReply(NamedTuple):

@@ -1,0 +1,38 @@
+"""Which of the consumers that accept work gets a ticket that nobody has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from master.policy.affinity import Affinity, load_bound
+from master.policy.tickets import ConsumerLoad, Ticket
+
+
+class OpenConsumers:
+    """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live."""
+
+    def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
+        self._by_name = {consumer.name: consumer for consumer in consumers}
+        self._affinity = Affinity(self._by_name)
+
+    @property
+    def room(self) -> int:
+        """Messages that could be handed over to all of them together."""
+        return sum(max(0, consumer.room) for consumer in self._by_name.values())
+
+    def bound(self, in_flight: int) -> int:
+        """Messages one of them may have in flight before tickets go to others, when ``in_flight`` is the sum."""
+        return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
+
+    def choose(self, ticket: Ticket, bound: int) -> ConsumerLoad | None:
+        """Its former consumer after a crash, else the best ranked below the bound, else the least loaded; None when nobody has room.
+
+        One with a free handler slot is never over the bound: at low load tickets stay where they belong.
+        """
+        names = self._affinity.ranking(ticket.name)
+        for name in (ticket.home, *names) if ticket.home else names:
+            consumer = self._by_name.get(name)
+            if consumer is not None and consumer.room > 0 and (consumer.in_flight < bound or consumer.in_flight < consumer.slots):
+                return consumer
+        best = min(self._by_name.values(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
+        return best if best is not None and best.room > 0 else None
