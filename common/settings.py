@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import ipaddress
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -45,7 +46,14 @@ def _redis_url(value: str) -> str:
     return value
 
 
+def _stream(value: str) -> str:
+    if ("{" in value or "}" in value) and not re.fullmatch(r"[^{}]+\{[^{}]+\}[^{}]*|\{[^{}]+\}[^{}]+", value):
+        raise ValueError("braces must enclose a part of the name, as in tickets{7}: Redis Cluster reads that part as the hash tag")
+    return value
+
+
 Address = Annotated[str, AfterValidator(_address)]
+StreamName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_stream)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 #: Also what the master accepts over HTTP (RELIABILITY 6.1).
@@ -68,7 +76,7 @@ class CommonSettings(BaseModel):
 
     redis_url: RedisUrl = Field("", description="Redis to use (redis, rediss, unix, redis+sentinel, redis+cluster). Empty: that of `usher up`.")
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
-    ticket_stream: str = Field("ticket_stream", min_length=1, max_length=512, description="The stream that producers add messages to.")
+    ticket_stream: StreamName = Field("ticket_stream", description="The stream that producers add messages to.")
     group: str = Field("concurrency_stream_group", pattern=r"^[A-Za-z0-9._-]{1,128}$", description="Consumer group of the ticket stream.")
     ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
     lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
