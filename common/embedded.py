@@ -328,7 +328,7 @@ def resolve_redis_url(settings: CommonSettings) -> str:
     up = running_up(settings.state_folder)
     if up is None:
         raise StartRefused(f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {settings.state_folder / 'up.json'})")
-    return up.redis_url
+    return near(up.redis_url, settings.ticket_stream)
 
 
 def _alive(pid: int) -> bool:

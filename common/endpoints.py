@@ -12,7 +12,7 @@ node that has the stream's slot. All keys of a ticket stream lie in one slot, so
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -20,19 +20,40 @@ from redis.crc import key_slot
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from common.errors import StartRefused
+from common.keys import Keys
+
 SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
+#: Longest wait for one sentinel, or one node, to say where the server is: one that is gone must not use up the time of a lease.
+_ASK_TIMEOUT_S = 1.0
 SCHEMES = ("redis", "rediss", "unix", SENTINEL, CLUSTER)
 
 
 def near(url: str, stream: str) -> str:
-    """The URL, with the stream noted in it where the mode needs to know (a cluster)."""
+    """The URL, with the stream noted in it where the mode needs to know (a cluster).
+
+    Raises StartRefused when the keys of a stream of that name cannot lie in one slot.
+    """
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(fragment=stream)) if parts.scheme == CLUSTER else url
+    if parts.scheme != CLUSTER:
+        return url
+    if key_slot(stream.encode()) != key_slot(Keys(stream, "").prefix.encode()):
+        raise StartRefused(f"USHER_TICKET_STREAM: in a cluster a name with a '}}' must have a hash tag, as in orders{{1}} (it is {stream!r})")
+    return urlunsplit(parts._replace(fragment=quote(stream, safe="")))
 
 
 def is_fixed(url: str) -> bool:
     """Whether the URL always means the same address."""
     return urlsplit(url).scheme not in (SENTINEL, CLUSTER)
+
+
+def check(url: str) -> None:
+    """Raise ValueError when a URL with a mode of its own cannot be read; nobody is asked."""
+    parts = urlsplit(url)
+    if parts.scheme in (SENTINEL, CLUSTER):
+        _hosts(parts)
+    if parts.scheme == SENTINEL:
+        _service(parts)
 
 
 def make_connection(url: str, name: str, timeout_s: float) -> Any:
@@ -57,7 +78,7 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
         return pool.make_connection()
     parts = urlsplit(url)
     host, port = _sentinel_master(parts, timeout_s) if parts.scheme == SENTINEL else _slot_owner(parts, options)
-    database = int(parts.path.strip("/").partition("/")[2] or 0) if parts.scheme == SENTINEL else 0
+    database = _service(parts)[1] if parts.scheme == SENTINEL else 0
     return redis.Connection(host=host, port=port, db=database, **_credentials(parts), **options)
 
 
@@ -78,11 +99,21 @@ def _credentials(parts: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
-def _sentinel_master(parts: Any, timeout_s: float) -> tuple[str, int]:
-    service = parts.path.strip("/").split("/")[0]
+def _service(parts: Any) -> tuple[str, int]:
+    """Name and database number of ``/service[/db]``."""
+    service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("the service is missing: redis+sentinel://host:port/SERVICE")
-    options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    if database and not database.isdecimal():
+        raise ValueError(f"the database must be a number, not {database!r}: redis+sentinel://host:port/SERVICE/0")
+    return service, int(database or 0)
+
+
+def _sentinel_master(parts: Any, timeout_s: float) -> tuple[str, int]:
+    service, _ = _service(parts)
+    wait_s = min(timeout_s, _ASK_TIMEOUT_S)
+    # Without `retry` redis-py asks each sentinel that is down ten times over, which takes 4 s if it refuses at once.
+    options: dict[str, Any] = {"socket_timeout": wait_s, "socket_connect_timeout": wait_s, "retry": Retry(NoBackoff(), 0)}
     password = parse_qs(parts.query).get("sentinel_password")
     sentinel = Sentinel(_hosts(parts), sentinel_kwargs={**options, **({"password": password[0]} if password else {})})
     try:
@@ -94,7 +125,9 @@ def _sentinel_master(parts: Any, timeout_s: float) -> tuple[str, int]:
 
 
 def _slot_owner(parts: Any, options: dict[str, Any]) -> tuple[str, int]:
-    slot = key_slot(parts.fragment.encode())
+    slot = key_slot(unquote(parts.fragment).encode())
+    wait_s = min(options["socket_timeout"], _ASK_TIMEOUT_S)
+    options = {**options, "socket_timeout": wait_s, "socket_connect_timeout": wait_s}
     trouble: Exception | None = None
     for host, port in _hosts(parts):
         seed = redis.Connection(host=host, port=port, **_credentials(parts), **options)

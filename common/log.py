@@ -21,6 +21,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 #: A password in a Redis URL, wherever it turns up in a text.
 #: Up to the last ``@`` of the word: a password may hold ``:``, ``/`` and ``@``.
 _URL_PASSWORD = re.compile(r'(?<=://)([^/@:\s]*):[^\s"]+@')
+#: One among the options of a URL: ``?sentinel_password=...``, ``?password=...``.
+_OPTION_PASSWORD = re.compile(r'(?<=password=)[^&#\s"]+')
 
 
 def redacted(text: str) -> str:
@@ -28,8 +30,10 @@ def redacted(text: str) -> str:
 
     >>> redacted("redis://user:secret@host:6379/0")
     'redis://user:***@host:6379/0'
+    >>> redacted("redis+sentinel://:one@host:26379/service?sentinel_password=two")
+    'redis+sentinel://:***@host:26379/service?sentinel_password=***'
     """
-    return _URL_PASSWORD.sub(r"\1:***@", text)
+    return _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text))
 
 
 def event(log: logging.Logger, action: str, *, level: int = logging.INFO, exc_info: bool = False, **facts: Any) -> None:

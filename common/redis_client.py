@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from common.endpoints import is_fixed, make_connection
+from common.endpoints import check, is_fixed, make_connection
 from common.errors import GroupMissing, NotNow, ReplyUnknown, SettingsError, StartRefused
 from common.log import redacted
 
@@ -20,8 +20,9 @@ Arg = bytes | str | int | float
 
 #: Answers that mean "refused, nothing happened, try again". The first word of the error, as Redis sends it.
 _NOT_NOW = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "UNKILLABLE")
-#: Those that say that another server is the right one now.
-_ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN")
+#: Those that say that another server is the right one now, or may be: a master that has lost its replicas was perhaps cut off, or deposed
+#: without having heard of it.
+_ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 
 
@@ -75,7 +76,8 @@ class Link:
         self._name = name
         self._timeout_s = timeout_s
         self._elsewhere = False
-        # A fixed address is looked at now, so that a URL that cannot be read is an error at once (ValueError).
+        # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
+        check(url)
         self._connection: Any = make_connection(url, name, timeout_s) if is_fixed(url) else None
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:

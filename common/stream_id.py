@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 _SEQUENCE_BITS = 64
 ZERO = b"0-0"
 
@@ -34,3 +36,17 @@ def before(stream_id: bytes) -> bytes:
 def after(stream_id: bytes) -> bytes:
     """The id just above."""
     return from_rank(rank(stream_id) + 1)
+
+
+class Position(NamedTuple):
+    """How far a group was: the highest id it was given, and the lowest one that was pending then."""
+
+    delivered: bytes
+    oldest_pending: bytes | None
+
+
+class Span(NamedTuple):
+    """What a stream holds: the id of its first entry (None: it is empty), and the last id it ever gave out."""
+
+    first: bytes | None
+    last_generated: bytes

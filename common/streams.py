@@ -44,6 +44,7 @@ class GroupConsumer(NamedTuple):
 def parse_record(value: bytes) -> Record:
     """Raises ValueError when it is not one of ours."""
     owner, fence, *ids = value.split(b" ")
+    owner.decode()  # a name that is no text is not ours
     return Record(owner, int(fence), ids)
 
 
@@ -142,13 +143,16 @@ class TicketStream:
         command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._keys.stream, after)
         return self._link.call(*command, block_s=block_ms / 1000) is not None
 
-    def records(self, count: int = 1000) -> Iterator[tuple[bytes, Record]]:
-        """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state."""
+    def records(self, count: int = 1000) -> Iterator[tuple[bytes, Record | None]]:
+        """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state. None: it cannot be read."""
         cursor = b"0"
         while True:
             cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
             for at in range(0, len(fields), 2):
-                yield fields[at], parse_record(fields[at + 1])
+                try:
+                    yield fields[at], parse_record(fields[at + 1])
+                except ValueError:
+                    yield fields[at], None
             if cursor == b"0":
                 return
 

@@ -70,7 +70,9 @@ class Drain:
 
     def _read_the_rest(self) -> None:
         self._reader.stop()
-        self._reader.join(5.0)
+        if not self._reader.join(5.0):
+            raise RedisTrouble("the reader does not end")
+        self._reader.close()  # ``stop`` broke its connection, and a thread that was not waiting on it has not noticed
         while self._reader.read(None):
             pass
 

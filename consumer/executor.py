@@ -63,6 +63,7 @@ class Executor:
     def unfit(self, message: Message) -> Bury | None:
         """Why this message must not be started at all, if so: it lost its body, or all its attempts ended with their process."""
         if message.body_is_gone:
+            message.attempt -= 1
             return Bury("body_gone", "")
         if message.attempt > self._policy.max_attempts:
             message.attempt -= 1

@@ -9,7 +9,7 @@ Threads and what they own
     dispatch  dispatcher.py      the only owner of the board (policy/dispatch.py): adopts, reads, plans, hands over, recovers
     roster    roster.py          looks at registrations and leases
     health    health_checker.py  asks every consumer's health URL
-    sweep     janitor.py         idle-message sweep (XAUTOCLAIM), reaping of dead incarnations
+    reap      janitor.py         forgets dead incarnations
     (web)     web/               gunicorn's threads: register, acknowledge, look-ups
 
 Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox. Every thread has a connection of its own.

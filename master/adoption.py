@@ -67,11 +67,13 @@ def adopt(
         if member.alive:
             registration = member.registration
             board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
-    dead = _load_index(stream, board)
+    dead = _load_index(stream, board, made_progress)
     living = set(board.consumers) - dead
     for name, pending in stream.group_consumers():
-        if pending and name not in (MASTER, HALTED) and name.decode() not in living:
-            dead.add(name.decode())
+        # A name that no incarnation can have is not ours to end; what it holds is found by the idle sweep.
+        incarnation = name.decode(errors="replace")
+        if pending and name not in (MASTER, HALTED) and ":" in incarnation and incarnation not in living:
+            dead.add(incarnation)
     taken_back = _take_back_all(dead, board, steps, made_progress)
     _take_in_parked(board, steps, made_progress)
     return Adopted(board, members, stream.last_delivered(), taken_back)
@@ -106,11 +108,17 @@ def _told(ids: tuple[bytes, bytes] | None) -> str:
     return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
 
 
-def _load_index(stream: TicketStream, board: Board) -> set[str]:
+def _load_index(stream: TicketStream, board: Board, made_progress: Callable[[], None]) -> set[str]:
     """Put every record on the board. Returns owners that do not live."""
     dead = set()
     now = now_s()
-    for ticket, record in stream.records():
+    for number, (ticket, record) in enumerate(stream.records()):
+        if number % _PAGE == 0:
+            made_progress()
+        if record is None:
+            event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
+            board.halt(ticket)
+            continue
         owner = board.set_record(ticket, record.owner, record.fence, record.ids, now)
         if owner is not None:
             dead.add(owner)
@@ -128,9 +136,9 @@ def _take_back_all(dead: set[str], board: Board, steps: LeaderSteps, made_progre
             made_progress()
         consumer = board.consumers.get(incarnation)
         if consumer is not None:
-            others = steps.free_tickets(incarnation, list(consumer.tickets))
+            freed = steps.free_tickets(incarnation, list(consumer.tickets))
             # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.
-            for ticket in board.recovered(incarnation, others or ()):
+            for ticket in board.recovered(incarnation, freed.others if freed is not None else ()):
                 board.clear_record(ticket)
     return taken_back
 

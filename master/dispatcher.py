@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.clock import now_s
@@ -23,8 +22,9 @@ from common.stream_id import Position
 from common.streams import TicketStream, parse_record
 from master.adoption import Remembered, adopt, rejoin
 from master.elector import Lead
+from master.idle_sweep import IdleSweep
 from master.intake import Doorbell, sort_out
-from master.leader_steps import Found, LeaderSteps, Rejected
+from master.leader_steps import LeaderSteps, Rejected
 from master.policy.dispatch import Board
 from master.recoverer import Recoverer
 from master.roster import Member
@@ -50,6 +50,8 @@ class Limits:
     ticket_window: int
     parked: int
     reconcile_s: float
+    sweep_s: float
+    min_idle_ms: int
     ticket_field: str
 
 
@@ -63,15 +65,7 @@ class Report:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
-@dataclass(frozen=True)
-class Strays:
-    """What the idle sweep of ``epoch`` brought to ``master``."""
-
-    epoch: int
-    found: list[Found]
-
-
-Posted = Report | Strays | dict[str, Member]
+Posted = Report | dict[str, Member]
 
 
 class Dispatcher(Service):
@@ -93,6 +87,7 @@ class Dispatcher(Service):
         self._steps: LeaderSteps | None = None
         self.board = Board(limits.ticket_window)
         self._recoverer = Recoverer()
+        self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._last_read = b"0-0"
         self._dry_since_s = 0.0
         self._rung = True
@@ -102,6 +97,7 @@ class Dispatcher(Service):
         self._noted: Position | None = None  # the last position this master saved
         self._position_open = False  # the last saved position had something pending
         self._position_s = 0.0
+        self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
     # ---- from other threads --------------------------------------------------------------------------------------------------
 
@@ -115,6 +111,11 @@ class Dispatcher(Service):
         """Whether this master leads and has adopted."""
         steps = self._steps
         return steps is not None and self._lead.epoch == steps.epoch
+
+    @property
+    def trouble(self) -> str | None:
+        """Also between two epochs: a leader that cannot adopt is not well just because it waits to be elected again."""
+        return super().trouble or (self._unwell if self._lead.is_ours else None)
 
     def parked_of(self, ticket: bytes) -> int:
         """How many entries of a ticket are parked, as far as this master knows. A glance from outside: it may be a moment old."""
@@ -131,7 +132,9 @@ class Dispatcher(Service):
         try:
             if self._steps is None or self._steps.epoch != epoch:
                 self._begin(epoch)
-            return self._turn()
+            wait_s = self._turn()
+            self._unwell = None
+            return wait_s
         except Fenced:
             event(log, "fenced", level=logging.WARNING, epoch=epoch)
             self._drop_memory()
@@ -141,6 +144,7 @@ class Dispatcher(Service):
         except ReplyUnknown as unknown:
             self._in_doubt(epoch, str(unknown))
         except Exception as problem:
+            self._unwell = f"{type(problem).__name__}: {problem}"
             self._in_doubt(epoch, f"{type(problem).__name__} in a turn")
             raise
         return 0.0
@@ -159,6 +163,7 @@ class Dispatcher(Service):
         self._unsure.clear()
         self._rejected.clear()
         self._recoverer = Recoverer()
+        self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
         if self.board.tickets or self.board.consumers:
             self.board = Board(self._limits.ticket_window)
 
@@ -188,16 +193,17 @@ class Dispatcher(Service):
         self._read_mailbox()
         recovering = self._recoverer.turn(self.board, self._steps, self._rejected)
         self._unsure.update(self._recoverer.take_unsure())
+        sweeping = self._idle_sweep.turn(self.board, self._steps, list(self._members), now_s(), self._rejected)
         self._read_records()
         handed = self._hand_over()
         found = self._read_new()
         self._reject()
         self._save_position()
-        if found or handed or recovering or self._mailbox or self._unsure:
+        if found or handed or recovering or sweeping or self._mailbox or self._unsure:
             return 0.0
         if self.doorbell is not None and self._may_read() > 0:
             self.doorbell.arm(self._last_read)
-        return min(_IDLE_READ_S, self._limits.reconcile_s) / 2
+        return min(_IDLE_READ_S / 2, self._limits.reconcile_s / 2, self._idle_sweep.wait_s(now_s()))
 
     # ---- its parts -----------------------------------------------------------------------------------------------------------
 
@@ -208,9 +214,6 @@ class Dispatcher(Service):
             if isinstance(posted, Report):
                 posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids, now) for ticket, ids in posted.items]
                 posted.answered.set()
-            elif isinstance(posted, Strays):
-                if self._steps is not None and posted.epoch == self._steps.epoch:
-                    self._take_in(posted.found)
             else:
                 self._look_at(posted)
 
@@ -232,13 +235,6 @@ class Dispatcher(Service):
         if not self._recoverer.has(incarnation) and self.board.lose(incarnation):
             event(log, "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
             self._recoverer.add(incarnation)
-
-    def _take_in(self, found: Iterable[Found]) -> None:
-        """Entries that came to ``master`` from elsewhere."""
-        assert self._steps is not None
-        usable, rejected = sort_out(found)
-        self.board.take_in(usable)
-        self._rejected += rejected
 
     def _reject(self) -> None:
         """Write the dead letters that are due. They are remembered until Redis has them."""
@@ -332,11 +328,19 @@ class Dispatcher(Service):
         if found:
             self._last_read = found[-1].id
             usable, rejected = sort_out(found)
+            self._rejected += rejected
             known = [(ticket, entry_id) for entry_id, ticket in usable if not self.board.arrive(entry_id, ticket)]
             if known:
-                rejoin(known, self.board, self._steps)
-            self._rejected += rejected
+                self._rejoin(known)
         return len(found)
+
+    def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
+        assert self._steps is not None
+        try:
+            rejoin(known, self.board, self._steps)
+        except NotNow as refused:
+            # They were read and are on no board: only reading everything again finds them.
+            raise ReplyUnknown(f"entries could not rejoin their owners: {refused}") from refused
 
     def ring(self) -> None:
         """The doorbell rang."""

@@ -31,13 +31,20 @@ class Lead:
         self._epoch: int | None = None
         self._doubted = False
         self._leader_url: str | None = None
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None  # what we know has changed
+        self.on_doubt: Callable[[], None] = lambda: None  # an election is due
 
     @property
     def epoch(self) -> int | None:
         """Our epoch, or None when we do not lead or doubt what we know."""
         with self._lock:
             return None if self._doubted else self._epoch
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we hold the lead, doubted or not."""
+        with self._lock:
+            return self._epoch is not None
 
     @property
     def leader_url(self) -> str | None:
@@ -50,6 +57,7 @@ class Lead:
         with self._lock:
             if self._epoch == epoch:
                 self._doubted = True
+        self.on_doubt()
         self.on_change()
 
     def lost(self, epoch: int) -> None:
@@ -57,6 +65,7 @@ class Lead:
         with self._lock:
             if self._epoch == epoch:
                 self._epoch, self._doubted = None, False
+        self.on_doubt()
         self.on_change()
 
     def _held(self) -> tuple[int | None, bool]:

@@ -40,6 +40,13 @@ class TakenPage(NamedTuple):
     gone: list[bytes]
 
 
+class Freed(NamedTuple):
+    """The end of a recovery: tickets that others have, and (id, ticket) of entries that were under ``master`` unseen."""
+
+    others: list[bytes]
+    parked: list[tuple[bytes, bytes]]
+
+
 class Swept(NamedTuple):
     """What one call of the idle sweep found: strays with their former owner."""
 
@@ -113,11 +120,11 @@ class LeaderSteps:
         _, size, found, gone = reply
         return TakenPage(False, size, _found(found), gone)
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> list[bytes] | None:
-        """Free the records of a dead incarnation's tickets. Returns those that others have, or None when it is not over with it."""
+    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
+        """Free the records of a dead incarnation's tickets; None when it is not over with it."""
         keys = self._keys
         reply = self._run("free_tickets", (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets), (incarnation, *tickets))
-        return list(reply[1]) if reply[0] == b"OK" else None
+        return Freed(reply[1], [(found.id, found.ticket or b"") for found in _found(reply[2])]) if reply[0] == b"OK" else None
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:
         """One step of the idle sweep; what ``known`` incarnations with a living lease own is left alone."""

@@ -64,13 +64,14 @@ class Recoverer:
     def _end(self, incarnation: str, board: Board, steps: LeaderSteps) -> None:
         """Its list is empty: its tickets are free, except those that a drain or a successor has."""
         consumer = board.consumers.get(incarnation)
-        others = steps.free_tickets(incarnation, list(consumer.tickets) if consumer is not None else [])
-        if others is None:
+        freed = steps.free_tickets(incarnation, list(consumer.tickets) if consumer is not None else [])
+        if freed is None:
             return  # something was handed to it after all; the next turn takes it back
+        board.take_in(freed.parked)
         seconds = now_s() - self._began_s[incarnation]
         event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
         self._forget(incarnation)
-        self._unsure += board.recovered(incarnation, others)
+        self._unsure += board.recovered(incarnation, freed.others)
 
     def _forget(self, incarnation: str) -> None:
         self._queue.remove(incarnation)

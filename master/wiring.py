@@ -10,7 +10,7 @@ from common.log import event
 from common.redis_client import Link
 from common.service import Service
 from common.streams import TicketStream
-from master.dispatcher import Dispatcher, Limits, Strays
+from master.dispatcher import Dispatcher, Limits
 from master.elector import Elector, Lead
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
@@ -37,7 +37,13 @@ class MasterProgram:
         self._lead = Lead()
         lease_ms = int(settings.lease_seconds * 1000)
         limits = Limits(
-            settings.batch_size, settings.ticket_window, settings.parked_limit, settings.reconcile_seconds, settings.ticket_field
+            batch=settings.batch_size,
+            ticket_window=settings.ticket_window,
+            parked=settings.parked_limit,
+            reconcile_s=settings.reconcile_seconds,
+            sweep_s=settings.sweep_seconds,
+            min_idle_ms=2 * lease_ms,
+            ticket_field=settings.ticket_field,
         )
         self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, limits)
         self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
@@ -46,15 +52,7 @@ class MasterProgram:
         self._dispatcher.doorbell = doorbell
         self._lead.on_change = self._dispatcher.wake
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
-        janitor = Janitor(
-            self._link("sweep"),
-            self._keys,
-            self._lead,
-            settings.ticket_field,
-            2 * lease_ms,
-            settings.sweep_seconds,
-            lambda epoch, found: self._dispatcher.post(Strays(epoch, found)),
-        )
+        janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
         self._services: list[Service] = [self._dispatcher, doorbell, self._roster, health, janitor]
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
@@ -69,6 +67,7 @@ class MasterProgram:
         url = settings.advertise_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
         lease_ms = int(settings.leader_lease_seconds * 1000)
         elector = Elector(self._link("elect", max(0.2, settings.leader_lease_seconds / 3)), self._keys, self._lead, url, lease_ms, self._works)
+        self._lead.on_doubt = elector.wake
         self._services.append(elector)
         event(log, "master_starts", url=url, stream=self._keys.stream, group=self._keys.group)
         for service in self._services:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from common.registration import name_of
+from common.registration import Registration, name_of
 from common.stream_id import rank
 from master.leader_steps import Found, Rejected, TakenPage
 from master.policy.dispatch import Board
 from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply, Verdict
 from master.recoverer import Recoverer
+from master.roster import Member
 
 MASTER = "master"
 #: Somebody who took entries without being asked to, until the sweep finds them.
@@ -46,16 +47,20 @@ class HandedOver:
 
 
 class RedisModel:
-    """Pending list, index and leases."""
+    """Pending list, index and leases.
 
-    def __init__(self) -> None:
+    From version 7 on Redis drops an entry whose body is gone from the pending list when somebody claims it.
+    """
+
+    def __init__(self, claiming_drops_the_bodiless: bool = True) -> None:
+        self._drops_bodiless = claiming_drops_the_bodiless
         self.pending: dict[bytes, str] = {}
         self.ticket_of: dict[bytes, bytes] = {}
         self.index: dict[bytes, Record] = {}
         self.leases: dict[str, str] = {}  # live, draining or revoked
-        self.capacities: dict[str, int] = {}  # what is registered
+        self.registered: dict[str, Registration] = {}
         self.bodiless: set[bytes] = set()
-        self.done: list[bytes] = []  # acknowledged, or a dead letter
+        self.done: set[bytes] = set()  # acknowledged, or a dead letter
         self.fence = 0
         self.handed_over: list[HandedOver] = []
         self.broken: list[str] = []
@@ -64,10 +69,14 @@ class RedisModel:
 
     def register(self, incarnation: str, capacity: int) -> None:
         """A new incarnation; its name's former one, if it is dead, has no registration any more."""
-        for other in [other for other in self.capacities if name_of(other) == name_of(incarnation)]:
-            del self.capacities[other]
-        self.capacities[incarnation] = capacity
+        for other in [other for other in self.registered if name_of(other) == name_of(incarnation)]:
+            del self.registered[other]
+        self.registered[incarnation] = Registration(name_of(incarnation), "", "", 1, capacity)
         self.leases[incarnation] = "live"
+
+    def roster(self) -> dict[str, Member]:
+        """Who is registered at this moment."""
+        return {name: Member(registration, self.leases.get(name, ""), 0) for name, registration in self.registered.items()}
 
     def read_new(self, entry_id: bytes, ticket: bytes, reader: str = MASTER) -> None:
         """An entry enters the pending list."""
@@ -77,6 +86,11 @@ class RedisModel:
     def held_by(self, name: str) -> list[bytes]:
         """What is pending for a name, in id order."""
         return sorted((entry_id for entry_id, owner in self.pending.items() if owner == name), key=rank)
+
+    def recorded(self, ticket: bytes) -> set[bytes]:
+        """The ids in a ticket's record."""
+        record = self.index.get(ticket)
+        return set(record.ids) if record is not None else set()
 
     def lives(self, incarnation: str) -> bool:
         return incarnation in self.leases
@@ -91,7 +105,7 @@ class RedisModel:
         for entry_id in ids:
             if record is not None and entry_id in record.ids:
                 record.ids.remove(entry_id)
-                self._finish(entry_id)
+                self.finish(entry_id)
         if record is not None and not record.ids:
             del self.index[ticket]
         return list(ids)
@@ -101,30 +115,40 @@ class RedisModel:
         record = self.index[ticket]
         assert self.leases.get(incarnation) == "draining"
         assert record.owner == incarnation
-        for entry_id in record.ids:
-            self._claim(entry_id, MASTER)
         record.owner = "returned"
+        record.ids = [entry_id for entry_id in record.ids if self._claim(entry_id, MASTER)]
+        if not record.ids:
+            del self.index[ticket]
 
     def sweep(self, ids: Iterable[bytes]) -> list[Found]:
         """sweep.lua, when just these are idle for long enough: what comes to ``master``."""
         strays = []
         for entry_id in sorted(ids, key=rank):
             owner = self.pending[entry_id]
-            if owner != MASTER and not self.lives(owner) and self._claim(entry_id, MASTER):
+            if owner != MASTER and not self.lives(owner) and self._bring(entry_id):
                 strays.append(Found(entry_id, self.ticket_of[entry_id]))
         return strays
 
     def _claim(self, entry_id: bytes, name: str) -> bool:
-        """XCLAIM: an entry whose body is gone leaves the pending list instead."""
-        if entry_id in self.bodiless:
-            self._finish(entry_id)
+        """XCLAIM."""
+        if entry_id in self.bodiless and self._drops_bodiless:
+            self.finish(entry_id)
+        if entry_id not in self.pending:
             return False
         self.pending[entry_id] = name
         return True
 
-    def _finish(self, entry_id: bytes) -> None:
-        del self.pending[entry_id]
-        self.done.append(entry_id)
+    def _bring(self, entry_id: bytes) -> bool:
+        """To ``master``, by a script that looks at the body: without one the entry becomes a dead letter."""
+        if entry_id in self.bodiless:
+            self.finish(entry_id)
+            return False
+        return self._claim(entry_id, MASTER)
+
+    def finish(self, entry_id: bytes) -> None:
+        """XACK, or what Redis does with an entry whose body is gone."""
+        self.pending.pop(entry_id, None)
+        self.done.add(entry_id)
 
     # ---- the leader's steps --------------------------------------------------------------------------------------------------
 
@@ -132,46 +156,49 @@ class RedisModel:
         """hand_over.lua: checks first, writes last."""
         states = [self._state(target.incarnation, target.parts, plan) for target in plan.targets]
         granted = [
-            [part for part in target.parts if state == "OK" and self._may_have(target.incarnation, part)]
+            [part for part in target.parts if state == "OK" and self._is_granted(target.incarnation, part)]
             for target, state in zip(plan.targets, states, strict=True)
         ]
         fence = 0
-        if any(self._fresh(target.incarnation, part) for target, parts in zip(plan.targets, granted, strict=True) for part in parts):
+        if any(self._owner(part) != target.incarnation for target, parts in zip(plan.targets, granted, strict=True) for part in parts):
             self.fence += 1
             fence = self.fence
         replies = []
         for target, state, parts in zip(plan.targets, states, granted, strict=True):
             refused = [part.ticket for part in target.parts if part not in parts] if state == "OK" else []
             fresh = [part.ticket for part in parts if part.believed != NOBODY and part.ticket not in self.index]
-            gone = [entry_id for part in parts for entry_id in self._grant(target.incarnation, part, fence)]
-            replies.append(TargetReply(state, refused, gone, fresh))
+            over = [entry_id for part in parts for entry_id in self._grant(target.incarnation, part, fence)]
+            replies.append(TargetReply(state, refused, over, fresh))
         return HandOverReply(fence, tuple(replies))
 
     def _state(self, incarnation: str, parts: Sequence[Part], plan: HandOverPlan) -> str:
         state = {"live": "OK", "draining": "DRAINING", "revoked": "REVOKED"}.get(self.leases.get(incarnation, ""), "LOST")
         if state == "OK":
-            ids = [entry_id for part in parts if self._may_have(incarnation, part) for entry_id in part.ids]
-            if not all(self.pending.get(entry_id) == MASTER and _within(entry_id, plan) for entry_id in ids):
-                return "STRAY"
+            for entry_id in [entry_id for part in parts if self._may_have(incarnation, part) for entry_id in part.ids]:
+                assert _within(entry_id, plan)
+                if self.pending.get(entry_id, MASTER) != MASTER:
+                    return "STRAY"
         return state
+
+    def _owner(self, part: Part) -> str:
+        record = self.index.get(part.ticket)
+        return record.owner if record is not None else ""
 
     def _may_have(self, incarnation: str, part: Part) -> bool:
         record = self.index.get(part.ticket)
         if record is None:
             return part.believed == NOBODY or part.believed.split()[0] == incarnation.encode()
-        if part.believed != record.head:
-            return False
-        if record.owner != "returned":
-            return record.owner == incarnation
-        still = [entry_id for entry_id in record.ids if self.pending.get(entry_id) == MASTER]
-        return not still or still[0] == part.ids[0]
+        return part.believed == record.head and record.owner in (incarnation, "returned")
 
-    def _fresh(self, incarnation: str, part: Part) -> bool:
-        record = self.index.get(part.ticket)
-        return record is None or record.owner != incarnation
+    def _is_granted(self, incarnation: str, part: Part) -> bool:
+        if not self._may_have(incarnation, part) or self._owner(part) != "returned":
+            return self._may_have(incarnation, part)
+        parked = [entry_id for entry_id in part.ids if self.pending.get(entry_id) == MASTER]
+        returned = [entry_id for entry_id in self.index[part.ticket].ids if self.pending.get(entry_id) == MASTER]
+        return not (parked and returned and rank(parked[0]) > rank(returned[0]))
 
     def _grant(self, incarnation: str, part: Part, fence: int) -> list[bytes]:
-        """Write one ticket's part. Returns the ids whose body was gone."""
+        """Write one ticket's part. Returns the ids that are over: pending for nobody, or without a body."""
         record = self.index.get(part.ticket)
         before = record.ids if record is not None and record.owner == incarnation else []
         mine = record.fence if record is not None and record.owner == incarnation else fence
@@ -204,7 +231,7 @@ class RedisModel:
         if self.lives(incarnation):
             return TakenPage(True, 0, [], [])
         page = self.held_by(incarnation)[: min(count, PAGE)]
-        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._claim(entry_id, MASTER)]
+        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
         for entry_id, ticket in found:
             record = self.index.get(ticket or b"")
             if record is not None and record.owner == incarnation and entry_id in record.ids:
@@ -228,7 +255,7 @@ class RedisModel:
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""
-        return [(entry_id, self.ticket_of[entry_id]) for entry_id in self.held_by(MASTER) if self._claim(entry_id, MASTER)]
+        return [(entry_id, self.ticket_of[entry_id]) for entry_id in self.held_by(MASTER) if self._bring(entry_id)]
 
 
 def _within(entry_id: bytes, plan: HandOverPlan) -> bool:
@@ -250,7 +277,7 @@ class Leader:
     def adopt(cls, redis: RedisModel, window: int) -> Leader:
         """A new epoch, as ``master.adoption`` begins it."""
         leader = cls(redis, window)
-        leader.look_at_roster()
+        leader.look_at(redis.roster())
         board, dead = leader.board, set()
         for ticket, record in list(redis.index.items()):
             owner = board.set_record(ticket, record.owner.encode(), record.fence, list(record.ids), leader.now_s)
@@ -269,16 +296,14 @@ class Leader:
         board.take_in(redis.read_parked())
         return leader
 
-    def look_at_roster(self) -> None:
-        """As the roster of this moment says."""
-        redis = self.redis
-        for incarnation, capacity in redis.capacities.items():
+    def look_at(self, roster: dict[str, Member]) -> None:
+        """What a roster says, which may be of a former moment."""
+        for incarnation, member in roster.items():
             known = self.board.consumers.get(incarnation)
-            accepts = redis.leases.get(incarnation) == "live"
-            if redis.lives(incarnation) and not self.recoverer.has(incarnation) and (known is None or known.accepts != accepts):
-                self.board.join(incarnation, name_of(incarnation), 1, capacity, accepts)
+            if member.alive and not self.recoverer.has(incarnation) and (known is None or known.accepts != member.accepts):
+                self.board.join(incarnation, name_of(incarnation), member.registration.slots, member.registration.capacity, member.accepts)
         for incarnation in list(self.board.consumers):
-            if not redis.lives(incarnation) or incarnation not in redis.capacities:
+            if incarnation not in roster or not roster[incarnation].alive:
                 self.lose(incarnation)
 
     def lose(self, incarnation: str) -> None:
@@ -298,7 +323,7 @@ class Leader:
 
     def turn(self) -> None:
         """All of a turn, but for the reading of new entries."""
-        self.look_at_roster()
+        self.look_at(self.redis.roster())
         self.recover()
         self.read_records(list(self.unsure))
         self.hand_over()

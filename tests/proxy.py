@@ -25,7 +25,8 @@ class Proxy:
         self.on_reply = on_reply
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self.url = f"redis://:{self._upstream['password']}@127.0.0.1:{self._listener.getsockname()[1]}/0"
+        secret = self._upstream.get("password")
+        self.url = f"redis://{f':{secret}@' if secret else ''}127.0.0.1:{self._listener.getsockname()[1]}/0"
 
     def __enter__(self) -> Proxy:
         self._run(self._accept)
@@ -38,6 +39,10 @@ class Proxy:
         self.break_all()
         for thread in self._threads:
             thread.join(10)
+
+    def lead_to(self, upstream_url: str) -> None:
+        """New connections go to another server; those that are open stay where they are."""
+        self._upstream = parse_url(upstream_url)
 
     def break_all(self) -> None:
         """Break every connection that is open now."""

@@ -46,6 +46,12 @@ def is_well(url: str, token: str = "") -> tuple[bool, str]:
     return False, answer.reason or f"HTTP {answer.status}: {_reasons(answer.document)}"
 
 
+def somebody_leads(urls: list[str], token: str = "") -> bool:
+    """Whether one of the masters says that it leads."""
+    answers = (ask(f"{url}/api/health", token) for url in urls)
+    return any(isinstance(answer.document, dict) and answer.document.get("leader") is True for answer in answers)
+
+
 def living_consumers(urls: list[str], token: str = "") -> set[str]:
     """Names of the consumers that are registered and alive, as the first master that can tell says."""
     for url in urls:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.commands.leader import is_well, living_consumers
+from common.commands.leader import is_well, living_consumers, somebody_leads
 from common.commands.preflight import check_programs
 from common.commands.supervision import Supervision, SupervisionLost, environment, master_urls
 from common.embedded import Up, announce, find_redis_server, prepare, running_up
@@ -181,7 +181,7 @@ def _first_trouble(urls: list[str], token: str) -> str:
         well, reason = is_well(url, token)
         if not well:
             return f"{url}: {reason}"
-    return ""
+    return "" if somebody_leads(urls, token) else "no master leads"
 
 
 def _missing(names: set[str], settings: LocalSettings) -> str:

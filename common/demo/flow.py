@@ -13,6 +13,7 @@ from pathlib import Path
 from common.commands.sender import Sender, batches
 from common.demo.records import RecordReader
 from common.demo.verdict import Verdict, judge
+from common.errors import GroupMissing
 from common.keys import Keys
 from common.redis_client import Link
 from common.workload import NewMessage
@@ -91,11 +92,14 @@ class Flow:
         return all(stream_id in ended for stream_id, _ in self.sent) or len(self.sent) <= len(ended) + len(self._dead_letters())
 
     def _wait_for_acknowledgements(self) -> int:
-        """Entries still pending in the group, after giving them time to be acknowledged."""
+        """Entries still pending in the group, after giving them time to be acknowledged; all of them if there is no group to ask."""
         deadline_s = time.monotonic() + _ACKNOWLEDGED_WITHIN_S
-        while (pending := self._pending()) and time.monotonic() < deadline_s:
-            self.check()
-            time.sleep(_POLL_S)
+        try:
+            while (pending := self._pending()) and time.monotonic() < deadline_s:
+                self.check()
+                time.sleep(_POLL_S)
+        except GroupMissing:
+            return len(self.sent)
         return pending
 
     def _pending(self) -> int:

@@ -6,7 +6,7 @@
 -- Memory: works when full
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 'PENDING' end
+redis.call('DEL', KEYS[2], KEYS[3]) -- a write that needs no memory goes first: XGROUP is refused when memory is full
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-redis.call('DEL', KEYS[2], KEYS[3])
 if redis.call('HGET', KEYS[4], ARGV[3]) == ARGV[4] then redis.call('HDEL', KEYS[4], ARGV[3]) end
 return 'OK'

@@ -112,11 +112,12 @@ for _, target in ipairs(targets) do
         end
       end
       if part.granted then
-        wants_fence = wants_fence or not part.fence
+        target.wants_fence = target.wants_fence or not part.fence
       else
         target.refused[#target.refused + 1] = part.ticket
       end
     end
+    wants_fence = wants_fence or target.state == 'OK' and target.wants_fence
   end
 end
 

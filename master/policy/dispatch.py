@@ -37,10 +37,9 @@ class Board:
             consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts)
             self._rank()
         elif consumer.accepts != accepts:
-            consumer.accepts = accepts
+            consumer.accepts, consumer.slots, consumer.capacity = accepts, slots, capacity
             self._rank()
         if accepts:
-            self._retry(self._homeless)
             for name_ in [t for t in consumer.tickets if self.tickets[t].parked]:
                 self._queue(self.tickets[name_])
         return consumer
@@ -59,9 +58,11 @@ class Board:
     def keep(self, incarnation: str) -> None:
         """It was not lost after all."""
         consumer = self.consumers[incarnation]
-        for name in consumer.tickets:
+        for name in list(consumer.tickets):
             self.tickets[name].standing = Standing.OPEN
-        self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, True)
+            self._settle(self.tickets[name])
+        # One that only a record named has no capacity here: it gets nothing before the roster knows it.
+        self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, consumer.capacity > 0)
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
         """All that a lost incarnation had is under ``master``; its tickets are free. Returns those of ``others`` that must be read again."""
@@ -83,7 +84,9 @@ class Board:
         return tuple(name for name in unsure if name in self.tickets)
 
     def _rank(self) -> None:
+        """Who may be chosen has changed; what found nobody tries again."""
         self._open = OpenConsumers(c for c in self.consumers.values() if c.accepts)
+        self._retry(self._homeless)
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
 
@@ -168,9 +171,11 @@ class Board:
 
     def _settle(self, ticket: Ticket) -> None:
         """After ids left: free the ticket if nothing runs, queue it if something waits, forget it if nothing is left."""
-        if not ticket.running and ticket.standing is Standing.OPEN and ticket.owner is not None:
-            ticket.owner.tickets.discard(ticket.name)
+        owner = ticket.owner
+        if not ticket.running and ticket.standing is Standing.OPEN and owner is not None:
+            owner.tickets.discard(ticket.name)
             ticket.owner, ticket.believed = None, NOBODY
+            self._retry(owner.waiting)  # it may wait there, and is not bound to that consumer any more
         if ticket.parked:
             if not ticket.queued:
                 self._queue(ticket)
@@ -373,9 +378,10 @@ class Board:
     def halt(self, name: bytes) -> None:
         """The ticket's record cannot be read: nothing of it moves until somebody has looked."""
         ticket = self.tickets.get(name)
-        if ticket is not None:
-            self._disown(ticket)
-            ticket.standing = Standing.HALTED
+        if ticket is None:
+            ticket = self.tickets[name] = Ticket(name)
+        self._disown(ticket)
+        ticket.standing = Standing.HALTED
 
     def _disown(self, ticket: Ticket) -> None:
         consumer = ticket.owner

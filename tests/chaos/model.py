@@ -17,10 +17,10 @@ _S = 1_000_000_000
 
 @dataclass
 class ModelTicket:
-    """``todo``: uids not yet acknowledged, in stream order; ``at``: the next of them to start."""
+    """``todo``: (uid, stream id) not yet acknowledged, in stream order; ``at``: the next of them to start."""
 
     name: str
-    todo: list[str] = field(default_factory=list)
+    todo: list[tuple[str, str]] = field(default_factory=list)
     at: int = 0
     owner: str = ""
     tok: int = 0
@@ -43,7 +43,7 @@ class Model:
         self._poison: set[str] = set()
         self._effects: dict[str, Record] = {}
         self._zombies: list[tuple[Record, ModelTicket]] = []
-        self._dead: dict[str, int] = {}
+        self._dead: dict[str, tuple[str, int]] = {}
         self._accounts: dict[str, int] = {}
         for _ in range(steps):
             self._step(self._rng.choices(("send", "work", "kill", "pause", "wake"), (4, 12, 0.12, 0.12, 0.5))[0])
@@ -88,8 +88,9 @@ class Model:
             self._arrives(uid, ticket)
 
     def _arrives(self, uid: str, ticket: ModelTicket) -> None:
-        self._note("stream", mid=f"{self._now()}-0", uid=uid, ticket=ticket.name, t=self._t)
-        ticket.todo.append(uid)
+        mid = f"{self._now()}-0"
+        self._note("stream", mid=mid, uid=uid, ticket=ticket.name, t=self._t)
+        ticket.todo.append((uid, mid))
 
     def _work(self, ticket: ModelTicket) -> None:
         if ticket.run is not None:
@@ -104,9 +105,9 @@ class Model:
             self._tok += self._rng.randint(1, 9)
             ticket.owner, ticket.tok = self._rng.choice(list(self._live)), self._tok
         ticket.opened = max(ticket.opened, ticket.tok)
-        uid = ticket.todo[ticket.at]
-        x = f"x{len(self.records)}"
-        ticket.run = self._note("start", x=x, uid=uid, ticket=ticket.name, tok=ticket.tok, who=ticket.owner, mid="", attempt=1, t=self._now())
+        uid, mid = ticket.todo[ticket.at]
+        facts = {"uid": uid, "mid": mid, "ticket": ticket.name, "tok": ticket.tok, "who": ticket.owner}
+        ticket.run = self._note("start", x=f"x{len(self.records)}", **facts, attempt=1, t=self._now())
 
     def _end(self, ticket: ModelTicket) -> None:
         run, ticket.run = ticket.run, None
@@ -116,7 +117,7 @@ class Model:
             self._note("finish", x=run["x"], ok=False, t=self._now())
             ticket.failures += 1
             if ticket.failures >= MAX_ATTEMPTS:
-                self._dead[uid] = ticket.failures
+                self._dead[run["mid"]] = (uid, ticket.failures)
                 ticket.failures = 0
                 ticket.at += 1
             return
@@ -147,7 +148,7 @@ class Model:
             if ticket.owner == who:
                 if ticket.run is not None and paused:
                     self._zombies.append((ticket.run, ticket))
-                given_up = [at + 1 for at, uid in enumerate(ticket.todo[: ticket.at]) if uid in self._dead]
+                given_up = [at + 1 for at, (_, mid) in enumerate(ticket.todo[: ticket.at]) if mid in self._dead]
                 ticket.at = self._rng.randint(max(given_up, default=0), ticket.at)  # acknowledgements that were not flushed
                 ticket.owner, ticket.run, ticket.failures = "", None, 0
 
@@ -168,8 +169,8 @@ class Model:
         for ticket in self._tickets:
             while ticket.run is not None or ticket.at < len(ticket.todo):
                 self._work(ticket)
-        for uid, count in self._dead.items():
-            self._note("dlq", uid=uid, mid="", attempts=count, reason="attempts_exhausted")
+        for mid, (uid, count) in self._dead.items():
+            self._note("dlq", uid=uid, mid=mid, attempts=count, reason="attempts_exhausted")
         for who in self._live:
             self._note("die", who=who, t=self._now())
         live = [f"{who.replace('/', ':')}" for who in self._live]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -32,10 +33,12 @@ def _system_server(binary: str) -> Iterator[str]:
     """URL of a server of the system's binary, on a unix socket, with nothing on disk."""
     with tempfile.TemporaryDirectory(prefix="usher-", dir="/tmp") as folder:
         path = Path(folder, "s")
-        command = [binary, "--port", "0", "--unixsocket", str(path), "--dir", folder, "--save", "", "--appendonly", "no", "--logfile", "log"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        password = secrets.token_hex(16)
+        lines = ("port 0", f"unixsocket {path}", f"requirepass {password}", f"dir {folder}", 'save ""', "appendonly no", "logfile log")
+        Path(folder, "conf").write_text("\n".join(lines))
+        process = subprocess.Popen([binary, str(Path(folder, "conf"))], start_new_session=True)
         try:
-            url = f"unix://{path}?db=0"
+            url = f"unix://:{password}@{path}?db=0"
             link = Link(url, "test:start")
             until_s = time.monotonic() + _PATIENCE_S
             while True:

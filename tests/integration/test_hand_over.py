@@ -115,7 +115,7 @@ def test_the_same_call_again_after_the_acknowledgement_hands_nothing_over(world:
     assert (world.pending(), world.state().index, world.inbox(a)) == ({}, {}, inbox)
 
 
-@pytest.mark.parametrize("value", [b"b:1 5 1-1", b"%s 4 1-1", b"%s 55 1-1", b"returned 5 1-1", b"halted 5 1-1"])
+@pytest.mark.parametrize("value", [b"b:1 5 1-1", b"%s 4 1-1", b"%s 55 1-1", b"returned 4 1-1", b"halted 5 1-1"])
 def test_a_ticket_whose_record_is_not_what_the_plan_believes_is_refused(world: World, value: bytes) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.parked(leader, b"T")
@@ -123,7 +123,8 @@ def test_a_ticket_whose_record_is_not_what_the_plan_believes_is_refused(world: W
     for believed in (b"", a.name + b" 5"):
         with world.unchanged():
             assert leader.hand_over(plan(a, {b"T": ids}, {b"T": believed})).targets == (("OK", [b"T"], [], []),)
-    world.apart_because = "the record was written by hand"
+    if world.broken():
+        world.apart_because = "the record was written by hand"
 
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"a:1", b"a:1 five 1-1", b" a:1 5 1-1", b"a:1  5 1-1", b"\0 \xff", b"[1,2]", b"a:1 5"])
@@ -195,7 +196,7 @@ def test_an_id_that_a_stranger_took_is_a_stray(world: World) -> None:
     world.make_idle("stranger", 0, second)
     with world.unchanged():
         assert states(leader.hand_over(plan(a, {b"T": [first, second]}))) == ["STRAY"]
-    world.make_idle(b"master", 0, second)
+    world.apart_because = "a stranger has something"
 
 
 def test_ids_that_are_pending_for_nobody_are_over_and_the_rest_is_handed_over(world: World) -> None:

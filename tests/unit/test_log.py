@@ -85,6 +85,8 @@ def test_a_password_is_never_logged_wherever_it_stands(style: str, capsys: pytes
         ("redis://:p/w@h/0", "redis://:***@h/0"),
         ('{"url":"redis://u:1@h","mail":"x@y"}', '{"url":"redis://u:***@h","mail":"x@y"}'),
         ("http://127.0.0.1:8700/api/health", "http://127.0.0.1:8700/api/health"),
+        ("redis+sentinel://:a@h:1,i:2/s?sentinel_password=b&x=1", "redis+sentinel://:***@h:1,i:2/s?sentinel_password=***&x=1"),
+        ("unix:///tmp/s?password=b and more", "unix:///tmp/s?password=*** and more"),
     ],
 )
 def test_passwords_in_urls(text: str, shown: str) -> None:

@@ -115,7 +115,7 @@ class TestCsv:
             ("", r"--csv: .*in\.csv is empty"),
             ("a,b\n1,2\n", r"--key: .*in\.csv has no column 'number'; it has: a, b"),
             ("number,t,t\n1,2,3\n", r"in\.csv:1: column 't' is there twice"),
-            ("number,ticket_id\n1,2\n", r"has a column 'ticket_id', which is the ticket field"),
+            ("number,ticket_id\n1,2\n", r"has a column 'ticket_id', the ticket field"),
         ],
     )
     def test_a_bad_header_is_refused_before_anything_is_sent(self, tmp_path: Path, text: str, told: str) -> None:

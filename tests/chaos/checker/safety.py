@@ -180,12 +180,12 @@ def effects_once(history: History) -> Iterator[Finding]:
 
 
 def attempts(history: History) -> Iterator[Finding]:
-    """S8: never more attempts than starts; and all of them, when no process died meanwhile."""
-    for uid, letter in history.dead.items():
-        runs = history.starts_of.get(uid, [])
+    """S8: never more attempts than starts of the entry; and all of them, when one process made them all and did not die meanwhile."""
+    for letter in history.of("dlq"):
+        runs = [run for run in history.starts_of.get(letter["uid"], []) if run.mid == letter["mid"]]
         stored = int(letter["attempts"])
         cut = sum(run.finish is None for run in runs)
         if stored > len(runs):
-            yield "S8", f"{uid}: {stored} attempts are stored, it was started {len(runs)} times"
+            yield "S8", f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times"
         elif stored < len(runs) - cut and letter["reason"] == "attempts_exhausted" and len({run.who for run in runs}) == 1:
-            yield "S8", f"{uid}: {stored} attempts are stored, it was started {len(runs)} times by one process"
+            yield "S8", f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times by one process"

@@ -74,7 +74,7 @@ def count(history: History, recoveries: Recoveries) -> dict[str, int]:
         "repeated": sum(len(runs) > 1 for runs in history.starts_of.values()),
         "zombies": zombies,
         "fenced": len(history.of("fenced")),
-        "deaths": len(history.deaths),
+        "deaths": len({e.who for e in executions} & set(history.deaths)),
         "commits": len(history.commits),
         "dlq": len(history.dead),
         "unknown_sends": sum(record["r"] == "info" for record in history.of("send")),

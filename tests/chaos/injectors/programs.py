@@ -1,0 +1,100 @@
+"""Faults of programs: killed, paused, asked to end. Each is noted in the history with the bound within which it must be over."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+
+from tests.chaos.rig.cluster import Cluster
+from tests.chaos.rig.processes import continue_process, stop_process
+from tests.chaos.rig.records import now_ns
+
+#: What may pass beyond a lease until a ticket goes on: looking at leases, taking back, handing over, the handler, the machine.
+SLACK_S = 1.0
+
+
+def kill_consumer(cluster: Cluster, name: str, forget_lock: bool = False) -> None:
+    """kill -9 of the working process. ``forget_lock``: its successor cannot prove that it is dead, as on another host."""
+    program = cluster.program(name)
+    if not program.worker:
+        return
+    if forget_lock:
+        lock = cluster.folder / "state" / "locks" / f"{name}.lock"
+        lock.unlink(missing_ok=True)
+        lock.touch(0o600)  # now, while the old one is held: else its number would be given to the new one
+        cluster.counts["unproven_kills"] += 1
+    who, t = program.who, now_ns()
+    cluster.restarter.kill(program.worker, who)
+    cluster.fault("kill", t, t, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
+
+
+def kill_arbiter(cluster: Cluster, name: str) -> None:
+    """kill -9 of the process that looks after the worker; the worker notices and ends by itself."""
+    program = cluster.program(name)
+    if program.process is not None:
+        t = now_ns()
+        cluster.restarter.kill(program.process.pid)
+        cluster.fault("kill_arbiter", t, t, program.who)
+
+
+def pause(cluster: Cluster, names: Sequence[str], seconds: float, recover: str = "tickets") -> None:
+    """SIGSTOP for ``seconds``, then SIGCONT: what goes on then is a zombie if the pause was longer than its lease."""
+    began = []
+    for name in names:
+        program = cluster.program(name)
+        if program.worker:
+            began.append((program.worker, program.who, now_ns()))
+            stop_process(program.worker)
+    try:
+        time.sleep(seconds)
+    finally:
+        lease_s = cluster.shape.lease_s if recover == "tickets" else cluster.shape.leader_lease_s
+        for pid, who, t0 in began:
+            continue_process(pid)
+            cluster.fault("pause", t0, now_ns(), who, recover if seconds > lease_s else "", bound_s=lease_s + SLACK_S)
+
+
+def kill_leader(cluster: Cluster) -> None:
+    """kill -9 of the leader's working process."""
+    name = cluster.leader()
+    if name and cluster.program(name).worker:
+        t = now_ns()
+        cluster.restarter.kill(cluster.program(name).worker, cluster.program(name).who)
+        cluster.fault("kill_leader", t, t, name, "service", bound_s=cluster.shape.leader_lease_s + SLACK_S)
+
+
+def pause_leader(cluster: Cluster, seconds: float) -> None:
+    """SIGSTOP of the leader for longer than its lease."""
+    name = cluster.leader()
+    if name:
+        cluster.counts["pause_leader"] += 1
+        pause(cluster, [name], seconds, "service")
+
+
+def restart_gently(cluster: Cluster, name: str) -> bool:
+    """SIGTERM, wait for the end, start again. Whether it ended in time."""
+    t0 = now_ns()
+    ended = cluster.restarter.terminate(name, cluster.shape.drain_s + 6)
+    cluster.program(name).wanted = True
+    cluster.fault("restart", t0, now_ns(), name)
+    return ended
+
+
+def wait_until_back(cluster: Cluster, name: str, within_s: float = 15.0) -> None:
+    """Until a consumer lives again, or a master answers."""
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(Exception):
+            if name in cluster.master_names:
+                if cluster.program(name).worker:
+                    return
+            elif any(incarnation.startswith(name + ":") for incarnation in cluster.state.living()):
+                return
+        time.sleep(0.02)
+
+
+def some(rng: random.Random, names: Sequence[str], most: int) -> list[str]:
+    """One to ``most`` of the names."""
+    return rng.sample(list(names), rng.randint(1, min(most, len(names))))

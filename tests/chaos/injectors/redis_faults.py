@@ -1,0 +1,111 @@
+"""Faults of Redis: killed and started again, set back in time, full, emptied under our feet."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.chaos.injectors.programs import SLACK_S
+from tests.chaos.rig.cluster import Cluster
+from tests.chaos.rig.facts import GROUP
+from tests.chaos.rig.producer import STREAM
+from tests.chaos.rig.records import now_ns
+
+#: Pauses between tries to connect again grow up to this (common/service.py); part of the bound after Redis was away.
+_LONGEST_PAUSE_S = 2.0
+
+
+def kill_redis(cluster: Cluster, down_s: float) -> None:
+    """kill -9, and start again on the same data after ``down_s``."""
+    t0 = now_ns()
+    cluster.redis.kill()
+    time.sleep(down_s)
+    cluster.redis.start()
+    _note_away(cluster, "kill_redis", t0)
+
+
+def lose_power(cluster: Cluster, tail_s: float) -> int:
+    """The disk has what was there ``tail_s`` before the end. Declares what is lost by that; gives the number of messages."""
+    t0 = now_ns()
+    cluster.redis.copy_data()
+    time.sleep(tail_s)
+    cluster.redis.lose_power()
+    cluster.redis.start()
+    kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
+    lost = [uid for uid, t in list(cluster.producer.accepted.items()) if t >= t0 and uid not in kept]
+    # What was sent while the copy was made, or whose answer never came, may be gone too; what was accepted before may not.
+    unsure = [uid for uid in set(cluster.tail.uids.values()) - kept if uid not in cluster.producer.accepted]
+    cluster.history.write("lost", uids=[*lost, *unsure], why="power loss")
+    _note_away(cluster, "power_loss", t0)
+    return len(lost)
+
+
+def fill_memory(cluster: Cluster, seconds: float) -> None:
+    """No memory for anything new. What frees memory must go on."""
+    t0 = now_ns()
+    cluster.state.call("CONFIG", "SET", "maxmemory", "1")
+    before = cluster.sink.count()
+    try:
+        time.sleep(seconds)
+    finally:
+        cluster.state.call("CONFIG", "SET", "maxmemory", "0")
+    cluster.counts["effects_while_full"] += cluster.sink.count() - before
+    cluster.fault("full", t0, now_ns(), "", "service", since=now_ns(), bound_s=cluster.shape.leader_lease_s + SLACK_S + _LONGEST_PAUSE_S)
+
+
+def flush_scripts(cluster: Cluster) -> None:
+    cluster.state.call("SCRIPT", "FLUSH")
+    cluster.counts["script_flushes"] += 1
+
+
+def delete_pending(cluster: Cluster, most: int, owner: str = "") -> None:
+    """XDEL of entries that are pending at the moment, for ``owner`` if one is given."""
+    ids = [row[0] for row in cluster.state.call("XPENDING", STREAM, GROUP, "-", "+", most, *([owner] if owner else []))]
+    _delete(cluster, ids, "XDEL of pending entries")
+
+
+def trim_all(cluster: Cluster) -> None:
+    """XTRIM MAXLEN 0: what is pending and what was never read is gone."""
+    ids = [entry_id for entry_id, _ in cluster.state.call("XRANGE", STREAM, "-", "+")]
+    cluster.state.call("XTRIM", STREAM, "MAXLEN", "0")
+    _declare_unfinished(cluster, {cluster.tail.uids.get(entry_id.decode(), "") for entry_id in ids} - {""}, "XTRIM")
+
+
+def flush_all(cluster: Cluster) -> None:
+    """FLUSHALL: streams, group, leases, everything. Whatever was not finished is lost; what comes later is not."""
+    t0 = now_ns()
+    cluster.state.call("FLUSHALL")
+    _declare_unfinished(cluster, set(cluster.producer.accepted), "FLUSHALL")
+    cluster.fault("flush_all", t0, now_ns(), "", "service", bound_s=cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S)
+
+
+def destroy_group(cluster: Cluster) -> None:
+    """XGROUP DESTROY: the entries stay, who has what is forgotten."""
+    t0 = now_ns()
+    cluster.state.call("XGROUP", "DESTROY", STREAM, GROUP)
+    cluster.fault("destroy_group", t0, now_ns(), "", "service", bound_s=cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S)
+
+
+def _note_away(cluster: Cluster, kind: str, t0: int) -> None:
+    bound_s = cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S
+    cluster.fault(kind, t0, now_ns(), "", "service", since=now_ns(), bound_s=bound_s)
+
+
+def _delete(cluster: Cluster, ids: list[bytes], why: str) -> None:
+    uids = [cluster.tail.uids.get(entry_id.decode(), "") for entry_id in ids]
+    known = [(entry_id, uid) for entry_id, uid in zip(ids, uids, strict=True) if uid]
+    if known:
+        cluster.history.write("deleted", uids=[uid for _, uid in known], why=why)
+        cluster.counts["deleted_pending"] += int(cluster.state.call("XDEL", STREAM, *(entry_id for entry_id, _ in known)))
+
+
+def _declare_unfinished(cluster: Cluster, uids: set[str], why: str) -> None:
+    done = {commit["uid"] for commit in cluster.sink.commits()}
+    cluster.history.write("deleted", uids=sorted(uids - done), why=why)
+
+
+def _uid(flat: list[Any]) -> str:
+    for at in range(0, len(flat), 2):
+        if flat[at] == b"uid":
+            return str(flat[at + 1].decode())
+    return ""

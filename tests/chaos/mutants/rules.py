@@ -1,0 +1,34 @@
+"""A test of a rule: its story holds as the system is, and fails without the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.mutants.edits import Mutant
+from tests.integration.actors import Stage
+
+Story = Callable[[Stage], None]
+
+
+def rule(*mutants: Mutant) -> Callable[[Story], Story]:
+    """The decorated story runs once as it is, and once per mutant, where one of its assertions must fail. It runs in an empty Redis."""
+
+    def made(story: Story) -> Story:
+        @pytest.mark.parametrize("without", [None, *mutants], ids=lambda mutant: "as it is" if mutant is None else f"without: {mutant.name}")
+        def test(any_redis_url: str, without: Mutant | None, monkeypatch: pytest.MonkeyPatch) -> None:
+            with Stage(any_redis_url) as stage:
+                if without is None:
+                    story(stage)
+                    return
+                without.apply(monkeypatch.setattr)
+                with pytest.raises((AssertionError, pytest.fail.Exception)) as red:  # the latter: an expected error did not come
+                    story(stage)
+                print(f"without {without.name!r}: {red.value}")
+
+        # Not functools.wraps: pytest would look through it at the story's parameters.
+        test.__name__, test.__qualname__, test.__doc__, test.__module__ = story.__name__, story.__qualname__, story.__doc__, story.__module__
+        return test
+
+    return made

@@ -1,0 +1,1 @@
+"""The rig: real processes, and the history of what they did."""

@@ -1,0 +1,183 @@
+"""What the rig reads at the end: the state in Redis, the dead letters, and what the programs' logs say happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.rig.producer import STREAM
+from tests.chaos.rig.wire import Refused, Unknown, Wire, mapping
+
+GROUP = "chaos_group"
+PREFIX = "{" + STREAM + "}:" + GROUP + ":"
+#: Keys that stay, whatever happened.
+_STATIC = frozenset(PREFIX + name for name in ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs"))
+
+
+class State:
+    """Looks at the ticket stream from outside, over a connection of its own; used by one thread."""
+
+    def __init__(self, port: int) -> None:
+        self._wire = Wire(port)
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def call(self, *command: Any) -> Any:
+        """A command that may be repeated: the connection may be to a server that was killed since."""
+        try:
+            return self._wire.call(*command)
+        except Unknown:
+            return self._wire.call(*command)
+
+    def pending(self) -> int:
+        """Entries pending in the group; -1 when there is no group or no answer."""
+        facts = self._group()
+        return -1 if facts is None else int(facts[b"pending"])
+
+    def lag(self) -> int:
+        """Entries that the group has not read."""
+        facts = self._group()
+        if facts is None:
+            return -1
+        return len(self.call("XRANGE", STREAM, b"(" + facts[b"last-delivered-id"], "+"))
+
+    def _group(self) -> dict[bytes, Any] | None:
+        with contextlib.suppress(Refused, Unknown):
+            for group in map(mapping, self.call("XINFO", "GROUPS", STREAM)):
+                if group[b"name"] == GROUP.encode():
+                    return group
+        return None
+
+    def is_quiet(self) -> bool:
+        with contextlib.suppress(Refused, Unknown):
+            return self.pending() == 0 and self.lag() == 0
+        return False
+
+    def owner_count(self, name: str) -> int:
+        """Entries pending for a name of the group."""
+        with contextlib.suppress(Refused, Unknown):
+            for row in map(mapping, self.call("XINFO", "CONSUMERS", STREAM, GROUP)):
+                if row[b"name"] == name.encode():
+                    return int(row[b"pending"])
+        return 0
+
+    def leader_url(self) -> str:
+        """Where the leader says that it is reached; "" when nobody leads."""
+        with contextlib.suppress(Refused, Unknown):
+            held = self.call("GET", PREFIX + "leader")
+            return held.decode().rpartition(" ")[2] if held else ""
+        return ""
+
+    def living(self) -> list[str]:
+        """Incarnations that are registered and have a lease."""
+        found = []
+        for name, stored in mapping(self.call("HGETALL", PREFIX + "consumers")).items():
+            incarnation = f"{name.decode()}:{stored.decode().split(' ', 1)[0]}"
+            if self.call("EXISTS", f"{PREFIX}lease:{incarnation}"):
+                found.append(incarnation)
+        return found
+
+    def leftovers(self) -> dict[str, Any]:
+        """For the record ``final``."""
+        live = self.living()
+        kept = _STATIC | {f"{PREFIX}{kind}:{name}" for kind in ("lease", "inbox") for name in live}
+        rows = map(mapping, self.call("XINFO", "CONSUMERS", STREAM, GROUP))
+        return {
+            "pel": self.pending(),
+            "lag": self.lag(),
+            "tickets": int(self.call("HLEN", PREFIX + "tickets")),
+            "attempts": int(self.call("HLEN", PREFIX + "attempts")),
+            "members": [row[b"name"].decode() for row in rows],
+            "live": live,
+            "keys": sorted(set(self._keys()) - kept),
+        }
+
+    def _keys(self) -> Iterable[str]:
+        cursor = b"0"
+        while True:
+            cursor, found = self.call("SCAN", cursor, "MATCH", PREFIX.replace("[", "\\[") + "*", "COUNT", 1000)
+            yield from (key.decode() for key in found)
+            if cursor == b"0":
+                return
+
+    def dead_letters(self) -> list[dict[str, Any]]:
+        """All dead letters: uid (the stream id if the message had none), id, attempts, reason."""
+        letters = []
+        for _, flat in self.call("XRANGE", PREFIX + "dead", "-", "+"):
+            fields: dict[bytes, bytes] = {}
+            for at in range(0, len(flat), 2):
+                fields.setdefault(flat[at], flat[at + 1])
+            mid = fields[b"usher-id"].decode()
+            uid = fields.get(b"uid")
+            letters.append(
+                {
+                    "mid": mid,
+                    "uid": uid.decode(errors="replace") if uid is not None else "",
+                    "attempts": int(fields[b"usher-attempts"]),
+                    "reason": fields[b"usher-reason"].decode(),
+                }
+            )
+        return letters
+
+
+#: Actions of the log that are counted, by the name of the counter.
+_ACTIONS = {
+    "elected": "elections",
+    "fenced": "leaders_fenced",
+    "in_doubt": "in_doubt",
+    "adopted": "adoptions",
+    "consumer_recovered": "recovered",
+    "strays_found": "strays_found",
+    "acknowledgements_stale": "stale_acks",
+    "incarnation_ends": "incarnations_ended",
+    "report_dropped": "reports_dropped",
+    "lease_revoked": "revoked",
+    "lease_not_renewed": "renewals_failed",
+    "turn_failed": "turns_failed",
+    "messages_rejected": "rejected",
+    "group_lost": "group_lost",
+    "registered": "incarnations",
+    "parked_limit": "parked_limit",
+    "tickets_not_given_back": "not_given_back",
+    "drain_cut_short": "drains_cut_short",
+}
+
+
+def count_logs(logs: Iterable[Path]) -> Counter[str]:
+    """Counters from the programs' JSON logs. Refused acknowledgements and renewals are told by the words of the refusal."""
+    counts: Counter[str] = Counter()
+    for path in logs:
+        for line in path.read_text("utf-8", "replace").splitlines():
+            if not line.startswith("{"):
+                counts["unstructured_lines"] += bool(line.strip())
+                continue
+            with contextlib.suppress(ValueError):
+                _count(json.loads(line), counts)
+    counts["leader_changes"] = max(0, counts["elections"] - 1)
+    return counts
+
+
+def _count(record: dict[str, Any], counts: Counter[str]) -> None:
+    action = record.get("action", "")
+    if action in _ACTIONS:
+        counts[_ACTIONS[action]] += 1
+    why = record.get("why", "")
+    if action == "incarnation_ends" and ("had ended" in why or "has ended" in why or "revoked" in why):
+        counts["refused"] += 1  # what a stale owner asked of Redis: to renew, to acknowledge
+        counts["refused_acks"] += "has ended" in why
+    elif action == "acknowledgements_stale":
+        counts["refused_acks"] += int(record.get("tickets", 1))
+        counts["refused"] += int(record.get("tickets", 1))
+    elif action == "drained":
+        counts["drained" if record.get("clean") else "drained_badly"] += 1
+        counts["given_back"] += int(record.get("given_back", 0))
+    elif action == "turn_failed":
+        for word in ("LOADING", "OOM", "MISCONF", "READONLY", "NOSCRIPT", "BUSY"):
+            counts[word] += word in record.get("problem", "")
+    if record.get("level") == "ERROR":
+        counts["errors"] += 1

@@ -1,0 +1,92 @@
+"""The handler that runs in the consumers. It writes down its start before anything else, and its end after everything else.
+
+How it behaves is in the message: ``work_ms`` to work, ``fail`` to raise (``before:2``: before the effect, in the first two attempts;
+``after:1``: after the effect; ``always``), ``hang_ms`` to be stuck, ``abort`` to end the process in the first so many attempts.
+Standard library only: the same handler serves Usher and what it is compared with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.rig.records import HistoryWriter, now_ns
+from tests.chaos.rig.sink import SinkClient
+
+#: Environment of the consumers; the rig sets them.
+HISTORY_VARIABLE = "CHAOS_HISTORY"
+SINK_VARIABLE = "CHAOS_SINK"
+NAME_VARIABLE = "CHAOS_NAME"
+#: A thread that sleeps for 20 ms and wakes so much later was not scheduled.
+_STALL_NS = 100_000_000
+_TICK_S = 0.02
+
+
+class Poisoned(Exception):
+    """The message asked for it."""
+
+
+class _World:
+    """What a process needs; made at the first message, since a handler's module does nothing when it is imported."""
+
+    _lock = threading.Lock()
+    _made: _World | None = None
+
+    def __init__(self) -> None:
+        self.history = HistoryWriter(Path(os.environ[HISTORY_VARIABLE]))
+        self.sink = SinkClient(os.environ[SINK_VARIABLE])
+        self.who = f"{os.environ[NAME_VARIABLE]}/{os.getpid()}"
+        self.serials = itertools.count(1)
+        self._ticker = threading.Thread(target=self._tick, name="chaos-tick", daemon=True)
+        self._ticker.start()
+
+    @classmethod
+    def get(cls) -> _World:
+        with cls._lock:
+            if cls._made is None:
+                cls._made = cls()
+            return cls._made
+
+    def _tick(self) -> None:
+        before = now_ns()
+        while True:
+            time.sleep(_TICK_S)
+            now = now_ns()
+            if now - before > _STALL_NS:
+                self.history.write("stall", who=self.who, t0=before, t1=now)
+            before = now
+
+
+def handle(message: Any) -> None:
+    """One execution."""
+    world = _World.get()
+    fields = message.fields
+    ticket, uid, tok = message.ticket_id, message.uid, message.fence
+    x = f"{world.who}-{next(world.serials)}"
+    world.sink.ask("open", ticket=ticket, tok=tok)  # a refusal is found out at the commit
+    world.history.write("start", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, mid=message.id, attempt=message.attempt, t=now_ns())
+    if message.attempt <= int(fields.get("abort", 0)):
+        os.abort()
+    time.sleep(int(fields.get("hang_ms", 0)) / 1000)
+    when, _, times = fields.get("fail", "").partition(":")
+    if when == "always" or (when == "before" and message.attempt <= int(times)):
+        _end(world, x, False)
+        raise Poisoned(f"{when} {times}")
+    time.sleep(float(fields.get("work_ms", 1)) / 1000)
+    answer = world.sink.ask("commit", uid=uid, ticket=ticket, tok=tok, who=world.who, amount=int(fields.get("amount", 0)))
+    if answer == "fenced":
+        world.history.write("fenced", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, t=now_ns())
+        _end(world, x, False)
+        return  # and is acknowledged: an acknowledgement of somebody who is fenced must be refused, or the message is lost
+    if when == "after" and answer == "ok" and message.attempt <= int(times):
+        _end(world, x, False)
+        raise Poisoned(f"{when} {times}")
+    _end(world, x, True)
+
+
+def _end(world: _World, x: str, ok: bool) -> None:
+    world.history.write("finish", x=x, ok=ok, t=now_ns())

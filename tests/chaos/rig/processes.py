@@ -1,0 +1,219 @@
+"""Programs as child processes, and the restarter that plays supervisord: what dies is started again at once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.rig.records import HistoryWriter, now_ns
+
+_POLL_S = 0.01
+#: A program is not started more often than this.
+_PAUSE_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+
+def ending_with_us() -> Callable[[], None]:
+    """For ``preexec_fn``: the child is killed when the thread that started it is gone, however the test ended."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded before the fork
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return ask
+
+
+@dataclass
+class Program:
+    """A program of the system under test. ``worker`` is the process that works: the arbiter's child, or the program itself."""
+
+    name: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    log: Path
+    has_arbiter: bool = True
+    wanted: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    starts: int = 0
+    worker: int = 0
+    workers: set[int] = field(default_factory=set)
+    seen_ns: int = 0
+
+    @property
+    def who(self) -> str:
+        """How the handler in it signs."""
+        return f"{self.name}/{self.worker}"
+
+    def find_worker(self) -> int:
+        """Process id of the worker, 0 if there is none at the moment."""
+        if self.process is None or self.process.poll() is not None:
+            return 0
+        if not self.has_arbiter:
+            return self.process.pid
+        pid = self.process.pid
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            living = [int(child) for child in children if _state(int(child)) not in ("Z", "X")]
+            return living[-1] if living else 0
+        return 0
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "X"
+
+
+class Restarter:
+    """Starts programs, looks after them, and notes deaths of workers in the history. One thread does all of it, so that the children
+    live as long as it does."""
+
+    def __init__(self, cwd: Path, history: HistoryWriter) -> None:
+        self._cwd = cwd
+        self._history = history
+        self.programs: dict[str, Program] = {}
+        self.restarts = 0
+        self._declared: set[int] = set()  # workers whose death the injector has noted itself
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._look_after, name="restarter", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, program: Program) -> None:
+        """It is started at the next look."""
+        program.wanted = True
+        self.programs[program.name] = program
+
+    def kill(self, pid: int, who: str = "") -> None:
+        """kill -9; ``who``: the death of a worker is noted before."""
+        if who:
+            self._declared.add(pid)
+            self._history.write("die", who=who, t=now_ns())
+        _signal(pid, signal.SIGKILL)
+
+    def terminate(self, name: str, within_s: float) -> bool:
+        """SIGTERM, and do not start it again. Whether it ended in time by itself; if not it is killed."""
+        program = self.programs[name]
+        program.wanted = False
+        process = program.process
+        if process is None:
+            return True
+        process.terminate()
+        try:
+            process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._end(program)
+            return False
+        return True
+
+    def stop(self, first: Sequence[str], grace_s: float) -> bool:
+        """End everything, the programs ``first`` before the others. Whether all ended by themselves."""
+        for program in self.programs.values():
+            program.wanted = False
+        clean = True
+        others = [name for name in self.programs if name not in first]
+        for names in (first, others):
+            for name in names:
+                process = self.programs[name].process
+                if process is not None:
+                    process.terminate()
+            deadline_s = time.monotonic() + grace_s
+            for name in names:
+                process = self.programs[name].process
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    if process is not None:
+                        process.wait(max(0.0, deadline_s - time.monotonic()))
+                clean = clean and (process is None or process.poll() is not None)
+                self._end(self.programs[name])
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(5)
+        for program in self.programs.values():
+            self._note_death(program)
+        return clean
+
+    # ---- its thread ----------------------------------------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        while not self._ending.wait(_POLL_S):
+            for program in list(self.programs.values()):
+                if program.wanted and (program.process is None or program.process.poll() is not None):
+                    self._start(program)
+                self._watch_worker(program)
+
+    def _start(self, program: Program) -> None:
+        now_s = time.monotonic()
+        if program.starts and now_s - program.started_s < _PAUSE_S:
+            return  # it falls at its start: not again and again
+        with program.log.open("ab") as log:
+            program.process = subprocess.Popen(
+                list(program.command),
+                env=dict(program.environ),
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=ending_with_us(),
+            )
+        program.started_s = now_s
+        self.restarts += program.starts > 0
+        program.starts += 1
+
+    def _watch_worker(self, program: Program) -> None:
+        found = program.find_worker()
+        if found != program.worker:
+            self._note_death(program)
+            program.worker = found
+            if found:
+                program.workers.add(found)
+        program.seen_ns = now_ns()
+
+    def _note_death(self, program: Program) -> None:
+        """When it was last seen alive is certain; when it died is not. What it did after that has its own records."""
+        if program.worker and program.worker not in self._declared:
+            self._declared.add(program.worker)
+            self._history.write("die", who=program.who, t=program.seen_ns)
+
+    def _end(self, program: Program) -> None:
+        """Kill it with its workers: stopped ones too."""
+        for pid in sorted(program.workers):
+            if _is_ours(pid, program):
+                _signal(pid, signal.SIGKILL)
+        if program.process is not None:
+            program.process.kill()
+            program.process.wait()
+
+
+def _is_ours(pid: int, program: Program) -> bool:
+    """Whether the process id still belongs to a worker of the program: ids are used again."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).environ().get("CHAOS_NAME") == program.name
+    return False
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP."""
+    _signal(pid, signal.SIGSTOP)
+
+
+def continue_process(pid: int) -> None:
+    """SIGCONT."""
+    _signal(pid, signal.SIGCONT)

@@ -1,0 +1,86 @@
+"""One run of a plan: start, break, wait, judge; and its line in the table."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.checker.verdict import Verdict, Violation, judge
+from tests.chaos.plans import Plan
+from tests.chaos.rig.cluster import Cluster
+
+HEADER = (
+    f"{'':5}{'scenario':32}{'runs':>4} {'messages':>8} {'starts':>7} {'again':>6} {'zombies':>7} {'fenced':>6} {'refused':>7} "
+    f"{'leaders':>7} {'recovery p50/p99/max (bound) s':>31} {'violations':>10} {'seconds':>7}"
+)
+
+
+@dataclass
+class Outcome:
+    """What became of the runs of one plan."""
+
+    plan: Plan
+    figures: Counter[str] = field(default_factory=Counter)
+    recoveries: list[float] = field(default_factory=list)
+    bound_s: float = 0.0
+    violations: list[Violation] = field(default_factory=list)
+    runs: int = 0
+    seconds: float = 0.0
+
+    def add(self, verdict: Verdict, seconds: float) -> None:
+        self.figures.update(verdict.figures)
+        self.recoveries = sorted(self.recoveries + verdict.recoveries.seconds)
+        self.bound_s = max(self.bound_s, verdict.recoveries.bound_s)
+        self.violations += verdict.violations
+        self.runs += 1
+        self.seconds += seconds
+
+    def line(self) -> str:
+        """Its line under ``HEADER``, and the counters that had to be above zero."""
+        f = self.figures
+        recovery = "-"
+        if self.recoveries:
+            p50, p99 = (self.recoveries[min(len(self.recoveries) - 1, int(part * len(self.recoveries)))] for part in (0.5, 0.99))
+            recovery = f"{p50:.2f}/{p99:.2f}/{self.recoveries[-1]:.2f} ({self.bound_s:.1f})"
+        told = (
+            f"{self.plan.name:5}{self.plan.title:32}{self.runs:4} {f['messages']:8} {f['executions']:7} {f['redelivered']:6} {f['zombies']:7} "
+            f"{f['fenced']:6} {f['refused']:7} {f['leader_changes']:7} {recovery:>31} {len(self.violations):10} {self.seconds:7.1f}"
+        )
+        return told + "   " + " ".join(f"{name}={f[name]}" for name in self.plan.must)
+
+
+def run(plan: Plan, seed: int, seconds: float, folder: Path) -> Verdict:
+    """One run in ``folder``, which is left as it is."""
+    with Cluster(folder, seed, plan.shape, plan.load) as cluster:
+        cluster.begin()
+        time.sleep(plan.warm_s)
+        plan.faults(cluster, seconds)
+        terms = {"strict": plan.strict, "must": list(plan.must), "plan": plan.name, "seed": seed}
+        history = cluster.finish(terms, plan.drain_s)
+        verdict = judge(history)
+        verdict.violations += [Violation(plan.name, text) for text in plan.extra(history, cluster)]
+    return verdict
+
+
+def run_seeds(plan: Plan, seeds: range, seconds: float, keep: str) -> Outcome:
+    """Runs with all seeds; the folder of the first that failed is kept, and the others go."""
+    outcome = Outcome(plan)
+    for seed in seeds:
+        folder = Path(tempfile.mkdtemp(prefix=f"chaos-{plan.name}-{seed}-", dir=keep or None))
+        began = time.monotonic()
+        try:
+            verdict = run(plan, seed, seconds or plan.seconds, folder)
+        except BaseException as problem:
+            problem.add_note(f"seed {seed}, files in {folder}") if hasattr(problem, "add_note") else None
+            raise
+        outcome.add(verdict, time.monotonic() - began)
+        if verdict.ok:
+            shutil.rmtree(folder)
+        else:
+            told = f"seed {seed}, history and logs in {folder}:\n{verdict.told()}"
+            raise AssertionError(f"{plan.name} ({plan.title}): {told}\n{verdict.figures}")
+    return outcome

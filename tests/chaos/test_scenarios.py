@@ -1,0 +1,20 @@
+"""The scenarios K0..K16 on real processes. ``pytest tests/chaos --seeds 20 --seconds 30 -k K3`` runs one of them long."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.plans import PLANS, Plan
+from tests.chaos.runner import HEADER, run_seeds
+
+pytestmark = [pytest.mark.chaos, pytest.mark.process]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+def test_scenario(plan: Plan, request: pytest.FixtureRequest, chaos_report: list[str]) -> None:
+    option = request.config.getoption
+    first, seeds = option("first_seed", 1), option("seeds", 1)
+    outcome = run_seeds(plan, range(first, first + seeds), option("seconds", 0.0), option("keep", ""))
+    if HEADER not in chaos_report:
+        chaos_report.append(HEADER)
+    chaos_report.append(outcome.line())

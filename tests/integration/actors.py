@@ -1,0 +1,445 @@
+"""Masters and consumers without threads: the real objects of both programs, moved step by step by a test, on real connections.
+
+What goes wrong between them is chosen per call: a ``TroubledLink`` loses the reply of the next call of a step, or keeps the call back to
+send it later, as a socket does whose sender has given up.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.clock import now_s
+from common.errors import RedisTrouble, ReplyUnknown
+from common.keys import Keys
+from common.redis_client import Arg, CommandRefused, Link, ScriptMissing
+from common.registration import NO_LOCK, Registration
+from common.scripts import ScriptRunner
+from common.stream_id import rank
+from consumer.acker import Acker
+from consumer.batch_reader import BatchReader
+from consumer.context import Message, OwnLease
+from consumer.drain import Drain
+from consumer.executor import Executor
+from consumer.lane_keeper import LaneKeeper, MessageLane
+from consumer.master_client import MasterClient
+from consumer.owner_steps import OwnerSteps
+from consumer.policy.outcome import RetryPolicy
+from consumer.reporter import Reporter
+from master.dispatcher import Dispatcher, Limits, Report
+from master.elector import Elector, Lead
+from master.janitor import Janitor
+from master.membership import Membership
+from master.roster import read_roster
+from tests.integration.factories import FIELD, LEASE_MS, World
+
+_LEASE_S = LEASE_MS / 1000
+_STEP = re.compile(r"^(?:#!lua.*\n)?-- (\w+):")
+
+
+class Trouble(enum.Enum):
+    """What happens to a call. Each of them looks the same to the caller: it does not know whether the call has happened."""
+
+    REPLY_LOST = "it happens, and the reply is lost"
+    NEVER_SENT = "it is lost on the way"
+    LATE = "it is on its way until the test lets it arrive"
+
+
+class TroubledLink(Link):
+    """A real connection. ``troubles``: what happens to the next call of a step (a script's name, or a command)."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url, name)
+        self.troubles: dict[str, Trouble] = {}
+        self.late: list[tuple[Arg, ...]] = []
+        self.before: Callable[[str], None] = lambda step: None
+        self.after: Callable[[str], None] = lambda step: None
+        self.calls: list[str] = []
+        self._steps: dict[Any, tuple[str, str]] = {}  # name and text by digest
+
+    def call(self, *command: Arg, block_s: float = 0.0) -> Any:
+        step = self._step(command)
+        self.calls.append(step)
+        self.before(step)
+        trouble = self.troubles.pop(step, None)
+        if trouble is None:
+            reply = super().call(*command, block_s=block_s)
+            self.after(step)
+            return reply
+        if trouble is Trouble.LATE:
+            self.late.append(command)
+        elif trouble is Trouble.REPLY_LOST:
+            try:
+                super().call(*command, block_s=block_s)
+            except ScriptMissing:
+                self.troubles[step] = trouble  # the runner sends the text now
+                raise
+            self.after(step)
+        self.close()
+        raise ReplyUnknown(f"{step}: {trouble.value}")
+
+    def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Its step is called PIPELINE; a late one is never sent."""
+        self.before("PIPELINE")
+        trouble = self.troubles.pop("PIPELINE", None)
+        replies = super().pipeline(commands) if trouble in (None, Trouble.REPLY_LOST) else []
+        if trouble is None:
+            return replies
+        self.close()
+        raise ReplyUnknown(f"PIPELINE: {trouble.value}")
+
+    def _step(self, command: tuple[Arg, ...]) -> str:
+        if command[0] == "EVAL" and (named := _STEP.match(str(command[1]))):
+            return named[1]
+        if command[0] != "EVALSHA":
+            return str(command[0])
+        return self._steps[command[1]][0]
+
+    def knows(self, runner: ScriptRunner) -> None:
+        """Read the digests of a runner's steps by their names."""
+        prepare = runner._prepare
+
+        def prepared(name: str) -> tuple[str, str]:
+            text, digest = prepare(name)
+            self._steps[digest] = (name, text)
+            return text, digest
+
+        runner._prepare = prepared  # type: ignore[method-assign]
+
+    def arrive(self, other: Link) -> list[Any]:
+        """What was late reaches Redis now, by another connection. Its replies; nobody else sees them."""
+        late, self.late = self.late, []
+        replies = []
+        for command in late:
+            if command[0] == "EVALSHA":  # this server may not have seen the step yet
+                command = ("EVAL", self._steps[command[1]][1], *command[2:])
+            try:
+                replies.append(other.call(*command))
+            except (RedisTrouble, CommandRefused) as refused:
+                replies.append(refused)
+        return replies
+
+
+def runner_on(link: TroubledLink) -> ScriptRunner:
+    runner = ScriptRunner(link)
+    link.knows(runner)
+    return runner
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A handler that was started. ``at`` counts starts and ends of the whole test."""
+
+    ticket: bytes
+    id: bytes
+    fence: int
+    who: str
+    at: int
+
+
+@dataclass
+class History:
+    """What handlers saw."""
+
+    starts: list[Execution] = field(default_factory=list)
+    running: dict[int, Execution] = field(default_factory=dict)
+    succeeded: set[bytes] = field(default_factory=set)
+    overlaps: list[tuple[Execution, Execution]] = field(default_factory=list)
+    clock: int = 0
+
+    def start(self, message: Message, who: str) -> Execution:
+        self.clock += 1
+        begun = Execution(message.ticket, message.stream_id, message.fence, who, self.clock)
+        self.overlaps += [(other, begun) for other in self.running.values() if other.ticket == begun.ticket]
+        self.starts.append(begun)
+        self.running[begun.at] = begun
+        return begun
+
+    def end(self, execution: Execution, succeeded: bool) -> None:
+        self.clock += 1
+        self.running.pop(execution.at, None)
+        if succeeded:
+            self.succeeded.add(execution.id)
+
+    def die(self, who: str) -> None:
+        """All that runs in a process ends with it."""
+        self.running = {at: run for at, run in self.running.items() if run.who != who}
+
+    def ids(self, ticket: bytes) -> list[bytes]:
+        """Ids of a ticket in the order of their starts, with repetitions."""
+        return [run.id for run in self.starts if run.ticket == ticket]
+
+    def first_starts(self, ticket: bytes) -> list[bytes]:
+        return list(dict.fromkeys(self.ids(ticket)))
+
+    def by(self, who: str) -> list[bytes]:
+        return [run.id for run in self.starts if run.who == who]
+
+    def disorder(self) -> list[str]:
+        """Tickets whose messages were started for the first time in another order than that of the stream, and fences that fell."""
+        found = []
+        for ticket in {run.ticket for run in self.starts}:
+            first = self.first_starts(ticket)
+            if first != sorted(first, key=rank):
+                found.append(f"{ticket!r} was started in the order {first}")
+        return found
+
+
+class Run:
+    """A handler that runs."""
+
+    def __init__(self, consumer: ConsumerActor, lane: MessageLane, message: Message) -> None:
+        self._consumer = consumer
+        self._lane = lane
+        self.message = message
+        self._execution = consumer.history.start(message, consumer.incarnation)
+
+    def succeed(self) -> None:
+        self._consumer.history.end(self._execution, True)
+        self._consumer.runs.remove(self)
+        executor = self._consumer.executor
+        if executor.succeeded(self._lane, self.message, 1, 2):
+            executor.keeper.release(self._lane, 1, 0.0)
+
+    def fail(self, problem: BaseException) -> None:
+        self._consumer.history.end(self._execution, False)
+        self._consumer.runs.remove(self)
+        self._consumer.executor.raised(self._lane, self.message, problem)
+
+
+class ConsumerActor:
+    """One incarnation: reader, lanes, executor, acker, drain; no thread, and no handler but what the test does with a Run."""
+
+    def __init__(self, url: str, keys: Keys, registration: Registration, history: History, *, strict: bool = False, max_attempts: int = 3) -> None:
+        self.registration = registration
+        self.incarnation = registration.incarnation
+        self.history = history
+        self.link = TroubledLink(url, f"test:{self.incarnation}")
+        self.steps = OwnerSteps(runner_on(self.link), keys, registration)
+        self.lease = OwnLease(_LEASE_S, now_s())
+        self.keeper = LaneKeeper()
+        self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation)
+        self.lost: list[str] = []
+        self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
+        self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, 0.0, 1000, self.lost.append)
+        self.executor = Executor(self.keeper, self.acker, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0)
+        self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
+        self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, LEASE_MS)
+        self.runs: list[Run] = []
+
+    @property
+    def name(self) -> bytes:
+        return self.incarnation.encode()
+
+    def read(self) -> int:
+        return self.reader.read(None)
+
+    def start(self) -> Run | None:
+        """Start the next message, as a worker does."""
+        lane = self.keeper.take_now()
+        if lane is None:
+            return None
+        message = self.executor.next_message(lane)
+        if message is None:
+            self.keeper.release(lane, 0, 0.0)
+            return None
+        unfit = self.executor.unfit(message)
+        if unfit is not None:
+            self.executor.bury(lane, message, unfit)
+            return None
+        run = Run(self, lane, message)
+        self.runs.append(run)
+        return run
+
+    def flush(self) -> None:
+        """Write what ended."""
+        self.acker.run_once()
+
+    def work(self) -> None:
+        """Read, run everything to success, write it."""
+        self.read()
+        for _ in range(1000):
+            run = self.start()
+            if run is not None:
+                run.succeed()
+                continue
+            self.flush()
+            if not self.keeper.load()[0]:
+                return
+
+    def reports(self) -> list[Report]:
+        """What would be posted to a master now, one report per acknowledged batch and ticket."""
+        return [Report(self.incarnation, [(ticket, list(ids))]) for ticket, _, ids in self.reporter._take()]
+
+    def begin_drain(self) -> None:
+        """The first part of Drain.run."""
+        self.keeper.pause()
+        self.drain._steps.drain(LEASE_MS)
+        self.drain._read_the_rest()
+
+    def give_back(self) -> int:
+        return self.drain._give_back()
+
+    def deregister(self) -> bool:
+        return self.steps.deregister()
+
+    def stop_starting(self) -> None:
+        """Its time is up: no handler is started any more."""
+        self.lease.end()
+
+    def crash(self) -> None:
+        self.history.die(self.incarnation)
+        self.runs.clear()
+        self.close()
+
+    def close(self) -> None:
+        self.link.close()
+        self.read_link.close()
+        self.reporter.on_end()
+
+
+class MasterActor:
+    """One master: elector, dispatcher, janitor; the roster is read when the test says so."""
+
+    def __init__(self, url: str, keys: Keys, name: str, limits: Limits, *, dispatch_url: str = "") -> None:
+        self.keys = keys
+        self.lead = Lead()
+        self.link = TroubledLink(dispatch_url or url, f"test:{name}:dispatch")
+        self.dispatcher = Dispatcher(self.link, keys, self.lead, limits)
+        self.link.knows(self.dispatcher._scripts)
+        self.elect_link = TroubledLink(url, f"test:{name}:elect")
+        self.elector = Elector(self.elect_link, keys, self.lead, f"http://{name}", LEASE_MS, lambda: True)
+        self.elect_link.knows(self.elector._scripts)
+        self.reap_link = TroubledLink(url, f"test:{name}:reap")
+        self.janitor = Janitor(self.reap_link, keys, self.lead, 1.0)
+        self.reap_link.knows(self.janitor._scripts)
+        self._roster_link = Link(url, f"test:{name}:roster")
+        self.failures: list[Exception] = []
+
+    @property
+    def board(self) -> Any:
+        return self.dispatcher.board
+
+    def elect(self) -> int | None:
+        """The elector's turn."""
+        self.elector.run_once()
+        return self.lead.epoch
+
+    def look(self) -> None:
+        """The roster reader's turn."""
+        self.dispatcher.post(read_roster(self._roster_link, self.keys))
+
+    def turn(self, *reports: Report) -> None:
+        """The dispatcher's turn, with these reports; an epoch in doubt is renewed before. As in its thread, a turn that fails ends nothing."""
+        for report in reports:
+            self.dispatcher.post(report)
+        try:
+            if self.lead.epoch is None:
+                self.elect()
+            self.dispatcher.run_once()
+        except Exception as problem:
+            self.failures.append(problem)
+
+    def settle(self, *reports: Report, turns: int = 12) -> None:
+        """Turns until nothing moves any more."""
+        self.turn(*reports)
+        for _ in range(turns):
+            self.look()
+            self.turn()
+
+    def sweep(self) -> None:
+        """A whole pass of the idle sweep, begun now."""
+        sweep = self.dispatcher._idle_sweep
+        sweep._next_s, sweep._cursor = 0.0, b"0-0"
+        for _ in range(1000):
+            self.turn()
+            if sweep._next_s or self.dispatcher._idle_sweep is not sweep:
+                return
+
+    def reap(self) -> None:
+        """The janitor's turn."""
+        self.janitor.run_once()
+
+    def crash(self) -> None:
+        for link in (self.link, self.elect_link, self.reap_link, self._roster_link):
+            link.close()
+
+    close = crash
+
+
+class Stage:
+    """One ticket stream in an empty Redis, with the actors on it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.link = Link(url, "test:stage")
+        self.world = World(self.link)
+        self.keys = self.world.keys
+        self.members = Membership(self.link, self.keys, LEASE_MS)
+        self.history = History()
+        self._open: list[MasterActor | ConsumerActor] = []
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for actor in self._open:
+            actor.close()
+        self.link.close()
+
+    def again(self) -> Stage:
+        """Another one, in an empty Redis; the actors of this one are gone."""
+        self.__exit__()
+        self.link.call("FLUSHALL")
+        return Stage(self.url)
+
+    def master(self, name: str = "m1", *, dispatch_url: str = "", batch: int = 100, window: int = 100, reconcile_s: float = 1e9) -> MasterActor:
+        """A master; ``elect`` makes it lead."""
+        made = MasterActor(self.url, self.keys, name, Limits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD), dispatch_url=dispatch_url)
+        self._open.append(made)
+        return made
+
+    def leader(self, name: str = "m1", **settings: Any) -> MasterActor:
+        """A master that leads and has adopted."""
+        made = self.master(name, **settings)
+        assert made.elect() is not None
+        made.turn()
+        return made
+
+    def consumer(self, name: str = "a", *, capacity: int = 100, lock: str = NO_LOCK, **settings: Any) -> ConsumerActor:
+        """A new incarnation of ``name``."""
+        asked = Registration(name, uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 8, capacity, lock)
+        made = ConsumerActor(self.url, self.keys, self.members.register(asked).registration, self.history, **settings)
+        self._open.append(made)
+        return made
+
+    def send(self, ticket: bytes, *ids: bytes) -> list[bytes]:
+        return self.world.send(ticket, *ids)
+
+    def end_lease(self, consumer: ConsumerActor) -> None:
+        """The lease has ended in Redis, whatever its holder believes."""
+        self.link.call("DEL", self.keys.lease(consumer.incarnation))
+
+    def end_lead(self) -> None:
+        """The leader's lease has ended."""
+        self.link.call("DEL", self.keys.leader)
+
+    def finish(self, master: MasterActor, consumers: Iterable[ConsumerActor], rounds: int = 6) -> None:
+        """Nothing goes wrong any more: everything that can be done is done."""
+        for _ in range(rounds):
+            master.settle(turns=4)
+            for consumer in consumers:
+                consumer.work()
+                master.turn(*consumer.reports())
+
+    def check_done(self, ticket: bytes, ids: list[bytes]) -> None:
+        """All of a ticket was run in order, once each, and nothing is left of anything."""
+        started, state = self.history.ids(ticket), self.world.state()
+        assert started == ids, f"{ticket!r} was started as {started}, not as {ids}"
+        assert not self.history.overlaps, f"at the same time: {self.history.overlaps}"
+        assert not state.pending, f"still pending: {state.pending}"
+        assert not state.index, f"still in the index: {state.index}"

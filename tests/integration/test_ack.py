@@ -1,0 +1,213 @@
+"""ack.lua: only the owner whose lease lives takes messages out of the pending list and the index."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import OwnershipLost
+from consumer.owner_steps import AckAnswer
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, plan
+
+
+def _ack(world: World, owner: Owner, *lines: bytes, record: bytes = b"", length: int = 0) -> list[object]:
+    """The bare script's answer."""
+    keys = world.keys
+    script_keys = (keys.stream, keys.lease(owner.incarnation), keys.tickets, keys.attempts, keys.runs)
+    return list(world.scripts.run("ack", script_keys, (keys.group, owner.incarnation, record, length, *lines)))
+
+
+def test_a_finished_beginning_leaves_and_the_rest_stays_in_its_order(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", *TRICKY_IDS)
+    fence = int(world.head(b"T").split()[1])
+    for done in range(1, len(ids)):
+        assert a.steps.ack({b"T": [ids[done - 1]]}, b"", 0) == AckAnswer({b"T": [ids[done - 1]]}, [])
+        assert world.record(b"T") == (a.name, fence, ids[done:])
+        assert world.pending() == {a.name: ids[done:]}
+
+
+def test_with_the_last_one_the_record_goes(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", *TRICKY_IDS)
+    assert _ack(world, a, b"T", b" ".join(ids)) == [b"OK", b"OK"]
+    assert world.state() == ({}, {}, [])
+
+
+def test_the_same_call_twice_answers_that_it_is_done(world: World) -> None:
+    """The reply was lost. Of a ticket that is gone whole, and of one that goes on."""
+    leader, a = world.elect(), world.join("a")
+    first, second, third = world.owned(leader, a, b"T", b"1-1", b"1-10", b"1-11")
+    gone = world.owned(leader, a, b"U")
+    lines = (b"T", first + b" " + second, b"U", gone[0])
+    assert _ack(world, a, *lines, record=b"run", length=100) == [b"OK", b"OK", b"OK"]
+    with world.unchanged():
+        assert _ack(world, a, *lines, record=b"run", length=100) == [b"OK", [b"GONE", b"GONE"], [b"GONE"]]
+    assert a.steps.ack({b"T": [first, second], b"U": gone}, b"", 0) == AckAnswer({b"T": [first, second], b"U": gone}, [])
+    assert world.pending() == {a.name: [third]}
+
+
+def test_an_id_that_is_the_beginning_of_another_is_another(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-10", b"1-11", b"11-1")
+    with world.unchanged():
+        assert _ack(world, a, b"T", b"1-1") == [b"OK", [b"GONE"]]
+        assert _ack(world, a, b"T", b"1-1 1-1 10-1 0-11 1") == [b"OK", [b"GONE"] * 5]
+    assert _ack(world, a, b"T", b"1-1 1-10 1") == [b"OK", [b"GONE", b"OK", b"GONE"]]
+    assert world.pending() == {a.name: ids[1:]}
+
+
+def test_what_is_not_the_beginning_leaves_from_the_middle(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second, third, fourth = world.owned(leader, a, b"T", b"1-1", b"1-2", b"1-10", b"1-11")
+    assert _ack(world, a, b"T", b" ".join([second, b"9-9", fourth])) == [b"OK", [b"OK", b"GONE", b"OK"]]
+    assert world.pending() == {a.name: [first, third]}
+    assert _ack(world, a, b"T", b" ".join([third, first])) == [b"OK", [b"OK", b"OK"]]
+    assert world.state() == ({}, {}, [])
+
+
+def test_a_lower_id_that_came_late_and_was_finished_first_leaves(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    early, late = world.parked(leader, b"T", b"999-10", b"1000-1")
+    leader.hand_over(plan(a, {b"T": [late]}))
+    leader.hand_over(plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
+    assert a.steps.ack({b"T": [early]}, b"", 0).done == {b"T": [early]}
+    assert world.pending() == {a.name: [late]}
+
+
+def test_without_a_lease_nothing_is_acknowledged_whoever_has_it_now(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    ids = world.owned(leader, a, b"T")
+    world.end_lease(a)
+    with world.unchanged(), pytest.raises(OwnershipLost):
+        a.steps.ack({b"T": ids}, b"run", 100)
+    leader.take_back(a.incarnation, 10)
+    leader.hand_over(plan(b, {b"T": ids}))
+    with world.unchanged(), pytest.raises(OwnershipLost):
+        a.steps.ack({b"T": ids}, b"run", 100)
+    assert world.pending() == {b.name: ids}
+
+
+@pytest.mark.parametrize("state", ["draining", "revoked"])
+def test_a_lease_that_still_runs_is_good_for_acknowledging(world: World, state: str) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    if state == "draining":
+        a.steps.drain(60_000)
+    else:
+        leader.revoke(a.incarnation)
+    assert a.steps.ack({b"T": ids}, b"", 0) == AckAnswer({b"T": ids}, [])
+
+
+def test_nobody_acknowledges_what_another_owner_has(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    theirs, mine = world.owned(leader, b, b"T"), world.owned(leader, a, b"U")
+    assert a.steps.ack({b"T": theirs, b"U": mine}, b"", 0) == AckAnswer({b"U": mine}, [b"T"])
+    assert world.pending() == {b.name: theirs}
+
+
+def test_what_was_given_back_is_not_acknowledged_any_more(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    a.steps.drain(60_000)
+    a.steps.give_back({b"T": ids})
+    with world.unchanged():
+        assert a.steps.ack({b"T": ids}, b"", 0) == AckAnswer({}, [b"T"])
+
+
+@pytest.mark.parametrize("value", [b"", b"garbage", b"%s", b"%s five 1-1", b" %s 5 1-1", b"\0", b"halted 5 1-1"])
+def test_a_record_that_nobody_can_read_or_that_is_halted_is_not_ours_and_nothing_is_called_done(world: World, value: bytes) -> None:
+    """GONE would let the leader go on with the ticket while its entry is still pending."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1")
+    world.spoil(b"T", value.replace(b"%s", a.name))
+    with world.unchanged():
+        assert a.steps.ack({b"T": ids}, b"", 0) == AckAnswer({}, [b"T"])
+    assert world.pending() == {a.name: ids}
+    world.apart_because = "the record was written by hand"
+
+
+@pytest.mark.parametrize("ticket", NASTY_TICKETS)
+def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, ticket, b"1-1", b"2-1")
+    other = world.owned(leader, a, b"other")
+    assert a.steps.ack({ticket: [first]}, b"", 0).done == {ticket: [first]}
+    assert world.pending() == {a.name: [second, *other]}
+    assert a.steps.ack({ticket: [second], b"other": other}, b"", 0).stale == []
+    assert world.state() == ({}, {}, [])
+
+
+def test_an_entry_whose_body_is_gone_is_acknowledged_like_any_other(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.delete(ids[0])
+    assert a.steps.ack({b"T": ids}, b"", 0).done == {b"T": ids}
+    assert world.state() == ({}, {}, [])
+
+
+def test_attempts_of_what_is_done_are_forgotten_and_others_are_kept(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.link.call("HSET", world.keys.attempts, first, 2, second, 1)
+    a.steps.ack({b"T": [first]}, b"", 0)
+    assert world.link.call("HGETALL", world.keys.attempts) == [second, b"1"]
+
+
+def test_the_run_log_gets_one_entry_per_batch_that_did_something(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    record = bytes(range(256))
+    a.steps.ack({b"T": ids[:1]}, record, 100)
+    a.steps.ack({b"T": ids[:1]}, record, 100)
+    a.steps.ack({b"T": ids[1:]}, b"", 0)
+    assert [fields for _, fields in world.link.call("XRANGE", world.keys.runs, "-", "+")] == [[b"batch", record]]
+
+
+def test_the_run_log_is_kept_short(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", *[b"%d-1" % n for n in range(1, 401)])
+    for entry_id in ids:
+        a.steps.ack({b"T": [entry_id]}, b"x", 10)
+    assert world.link.call("XLEN", world.keys.runs) < 200
+
+
+def test_thousands_of_tickets_are_acknowledged_in_one_call(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    names = [b"T%d" % n for n in range(9001)]
+    ids = world.send_many(names + names[:4500])
+    leader.fetch(20_000)
+    parts = {name: [entry_id] for name, entry_id in zip(names, ids, strict=False)}
+    for name, entry_id in zip(names[:4500], ids[9001:], strict=True):
+        parts[name].append(entry_id)
+    leader.hand_over(plan(a, parts))
+    firsts = {name: ids_[:1] for name, ids_ in parts.items()}
+    assert a.steps.ack(firsts, b"", 0).stale == []
+    assert world.pending() == {a.name: ids[9001:]}
+    assert len(world.state().index) == 4500
+
+
+def test_thousands_of_entries_of_a_ticket_are_acknowledged_in_one_call(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", *[b"%d-1" % n for n in range(1, 9003)])
+    world.link.call("HSET", world.keys.attempts, *[part for entry_id in ids for part in (entry_id, 1)])
+    assert a.steps.ack({b"T": ids[1:]}, b"", 0).stale == []
+    assert world.pending() == {a.name: ids[:1]}
+    assert world.link.call("HLEN", world.keys.attempts) == 1
+
+
+def test_an_empty_batch_changes_nothing(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T")
+    with world.unchanged():
+        assert a.steps.ack({}, b"run", 100) == AckAnswer({}, [])
+        assert a.steps.ack({b"T": []}, b"run", 100) == AckAnswer({b"T": []}, [])
+
+
+def test_after_the_group_was_made_again_the_index_still_lets_go(world: World) -> None:
+    """The pending list is gone; what was finished must not come back from the index."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    assert a.steps.ack({b"T": ids}, b"", 0).done == {b"T": ids}
+    assert world.link.call("EXISTS", world.keys.tickets) == 0
+    world.make_group()

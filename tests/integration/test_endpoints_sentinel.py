@@ -1,0 +1,153 @@
+"""``redis+sentinel://``: a Link finds the master that the sentinels name, also after a failover."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.embedded import free_port
+from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
+from common.redis_client import Link, check_reachable
+from common.scripts import ScriptRunner
+from tests.proxy import Proxy
+from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, UnderSentinel, figures, keep_trying, until
+
+#: Sentinel calls the master down after 1 s, agrees, elects, promotes: 2.3 s on a quiet machine.
+_FAILOVER_WITHIN_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnderSentinel]:
+    """One whose roles no test changes."""
+    with UnderSentinel(tmp_path_factory.mktemp("calm")) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[UnderSentinel]:
+    with UnderSentinel(tmp_path) as made:
+        yield made
+
+
+def test_a_link_works_with_the_master_and_says_who_it_is(calm: UnderSentinel) -> None:
+    link = Link(calm.url, "test:far")
+    assert link.call("SET", "k", "v") == b"OK"
+    assert calm.first.ask("GET", "k") == b"v"
+    assert link.call("CLIENT", "GETNAME") == b"test:far"
+    assert ScriptRunner(link).run("count_above", ("s",), ("0-0", 10)) == [0, b"0-0"]
+    link.close()
+    check_reachable(calm.url)
+
+
+def test_a_database_may_be_chosen(calm: UnderSentinel) -> None:
+    link = Link(calm.url.replace(f"/{SERVICE}", f"/{SERVICE}/3"), "test")
+    link.call("SET", "k", "v")
+    assert calm.first.info("keyspace")["db3"].startswith("keys=1,")
+    link.close()
+
+
+def test_a_sentinel_that_is_down_is_passed_over_at_once_and_one_that_is_silent_soon(calm: UnderSentinel) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{silent.getsockname()[1]}", calm.sentinels[2].address]
+        link = Link(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", "test")
+        began = time.monotonic()
+        assert link.call("PING") == b"PONG"
+        assert time.monotonic() - began < 3, "one second for the silent one; redis-py's own retries would take 4 s for the one that is down"
+        link.close()
+
+
+def test_without_any_sentinel_it_is_not_now() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{free_port()},127.0.0.1:{silent.getsockname()[1]}"
+        link = Link(f"redis+sentinel://{hosts}/{SERVICE}", "test", timeout_s=0.3)
+        with pytest.raises(NotNow) as refused:
+            link.call("PING")
+        assert refused.value.kind == "CONNECT"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda url: url.replace(f"/{SERVICE}", "/nobody"), "nobody"),
+        (lambda url: url.replace(PASSWORD, "wrong-one"), "refuses the password"),
+        (lambda url: url.replace(SENTINEL_PASSWORD, "wrong-one"), "cannot be reached"),
+        (lambda url: url.replace(f"/{SERVICE}", "/"), "service is missing"),
+        (lambda url: url.replace(f"/{SERVICE}", f"/{SERVICE}/zero"), "must be a number"),
+        (lambda url: url.replace(f"/{SERVICE}", f",127.0.0.1/{SERVICE}"), "must be host:port"),
+    ],
+    ids=["an unknown service", "a wrong password", "a wrong password of the sentinels", "no service", "no database", "no port"],
+)
+def test_what_is_wrong_is_told_at_the_start_without_any_password(calm: UnderSentinel, change: Callable[[str], str], told: str) -> None:
+    with pytest.raises((StartRefused, SettingsError), match="USHER_REDIS_URL") as refused:
+        check_reachable(change(calm.url))
+    assert told in str(refused.value)
+    for secret in (PASSWORD, SENTINEL_PASSWORD, "wrong-one"):
+        assert secret not in str(refused.value)
+
+
+def test_after_the_master_was_killed_the_promoted_replica_is_found(pair: UnderSentinel) -> None:
+    link, waiting = Link(pair.url, "test"), Link(pair.url, "test:waits")
+    link.call("XADD", "s", "1-1", "f", "v")
+    assert link.call("WAIT", 1, 5000) == 1
+    ends: list[RedisTrouble] = []
+
+    def wait_for_news() -> None:
+        try:
+            waiting.call("XREAD", "BLOCK", 60_000, "STREAMS", "s", "1-1", block_s=60)
+        except RedisTrouble as end:
+            ends.append(end)
+
+    reader = threading.Thread(target=wait_for_news)
+    reader.start()
+    until(lambda: pair.first.info("clients")["blocked_clients"] == "1", "somebody waits")
+    began = time.monotonic()
+    pair.first.kill()
+    with pytest.raises(ReplyUnknown):
+        link.call("XADD", "s", "2-1", "f", "v")
+    with pytest.raises(NotNow):  # the sentinels still name the dead one
+        link.call("XADD", "s", "2-1", "f", "v")
+    assert keep_trying(link, "XADD", "s", "2-1", "f", "v", within_s=_FAILOVER_WITHIN_S) == b"2-1"
+    figures(failover_s=time.monotonic() - began)
+    assert pair.second.role() == "master"
+    reader.join(5)
+    assert [type(end) for end in ends] == [ReplyUnknown], "who was waiting has heard of it"
+    assert [entry[0] for entry in waiting.call("XREAD", "STREAMS", "s", "0")[0][1]] == [b"1-1", b"2-1"]
+    link.close()
+    waiting.close()
+
+
+def test_a_former_master_that_has_lost_its_replica_is_left_at_once(pair: UnderSentinel) -> None:
+    """After a failover on purpose Sentinel demotes the former master only 10 s later; until then it accepts writes that will be thrown
+    away, unless ``min-replicas-to-write`` forbids it. Then whoever is connected to it looks again where the master is."""
+    pair.first.ask("CONFIG", "SET", "min-replicas-to-write", 1)
+    link = Link(pair.url, "test")
+    assert link.call("SET", "k", "1") == b"OK"
+    pair.fail_over()
+    with pytest.raises(NotNow) as refused:
+        link.call("SET", "k", "2")
+    assert refused.value.kind == "NOREPLICAS"
+    assert link.call("SET", "k", "3") == b"OK"
+    assert (pair.first.role(), pair.second.ask("GET", "k")) == ("master", b"3")
+    link.close()
+
+
+def test_connections_that_stayed_at_a_demoted_master_hear_readonly_once_and_move(pair: UnderSentinel) -> None:
+    """Also behind a fixed address, which a load balancer, a virtual IP or DNS points at the master of the day."""
+    with Proxy(pair.first.url) as proxy:
+        named, fixed = Link(pair.url, "test:named"), Link(proxy.url, "test:fixed")
+        for link in (named, fixed):
+            assert link.call("SET", "k", "1") == b"OK"
+        pair.swap_by_hand()
+        proxy.lead_to(pair.second.url)
+        for link in (named, fixed):
+            with pytest.raises(NotNow) as refused:
+                link.call("SET", "k", "2")
+            assert refused.value.kind == "READONLY"
+            assert link.call("SET", link.url, "3") == b"OK"
+            assert pair.second.ask("GET", link.url) == b"3"
+            link.close()

@@ -1,0 +1,145 @@
+"""give_back.lua: a draining incarnation returns whole, quiet tickets, each marked with what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from common.errors import OwnershipLost
+from master.leader_steps import LeaderSteps
+from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, plan
+
+
+def _draining(world: World, ticket: bytes = b"T", ids: Sequence[bytes] = (b"1-1", b"2-1")) -> tuple[LeaderSteps, Owner]:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, ticket, *ids)
+    a.steps.drain(LEASE_MS)
+    return leader, a
+
+
+def test_the_entries_go_to_master_and_the_record_says_that_they_were_returned(world: World) -> None:
+    _, a = _draining(world, ids=TRICKY_IDS)
+    fence = int(world.head(b"T").split()[1])
+    assert a.steps.give_back({b"T": TRICKY_IDS}) == []
+    assert world.pending() == {b"master": list(TRICKY_IDS)}
+    assert world.record(b"T") == (b"returned", fence, list(TRICKY_IDS))
+    assert set(world.deliveries().values()) == {1}, "giving back is no delivery"
+
+
+def test_the_same_call_twice_says_that_it_has_them_no_more(world: World) -> None:
+    """The reply was lost; the tickets are under ``master`` all the same."""
+    _, a = _draining(world)
+    a.steps.give_back({b"T": [b"1-1", b"2-1"]})
+    with world.unchanged():
+        assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == [b"T"]
+
+
+def test_an_incarnation_that_did_not_say_that_it_drains_gives_nothing_back(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    with world.unchanged(), pytest.raises(OwnershipLost):
+        a.steps.give_back({b"T": ids})
+    a.steps.drain(LEASE_MS)
+    leader.revoke(a.incarnation)
+    with world.unchanged(), pytest.raises(OwnershipLost):
+        a.steps.give_back({b"T": ids})
+    world.end_lease(a)
+    with world.unchanged(), pytest.raises(OwnershipLost):
+        a.steps.give_back({b"T": ids})
+
+
+@pytest.mark.parametrize("ids", [[b"1-1"], [b"2-1"], [], [b"1-1", b"2-1", b"3-1"], [b"1-1", b"3-1"], [b"1-1", b"1-1"], [b"1-12-1"]])
+def test_a_ticket_is_given_back_whole_or_not_at_all(world: World, ids: list[bytes]) -> None:
+    _, a = _draining(world)
+    with world.unchanged():
+        assert a.steps.give_back({b"T": ids}) == [b"T"]
+
+
+def test_a_ticket_of_which_something_was_acknowledged_meanwhile_is_kept(world: World) -> None:
+    """The handler ended between the look at the lanes and the call: the next look gives the rest back."""
+    _, a = _draining(world, ids=(b"1-1", b"1-10"))
+    a.steps.ack({b"T": [b"1-1"]}, b"", 0)
+    with world.unchanged():
+        assert a.steps.give_back({b"T": [b"1-1", b"1-10"]}) == [b"T"]
+    assert a.steps.give_back({b"T": [b"1-10"]}) == []
+
+
+def test_a_ticket_whose_late_entry_was_handed_over_first_is_given_back_in_the_order_of_the_stream(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    early, late = world.parked(leader, b"T", b"999-10", b"1000-1")
+    leader.hand_over(plan(a, {b"T": [late]}))
+    leader.hand_over(plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
+    a.steps.drain(LEASE_MS)
+    assert a.steps.give_back({b"T": [early, late]}) == []
+    record = world.record(b"T")
+    assert record is not None
+    assert record.ids == [early, late]
+
+
+def test_what_others_have_or_nobody_has_is_kept(world: World) -> None:
+    leader, a = _draining(world)
+    b = world.join("b")
+    theirs, parked = world.owned(leader, b, b"U"), world.parked(leader, b"V")
+    with world.unchanged():
+        assert a.steps.give_back({b"U": theirs, b"V": parked, b"W": [b"9-9"]}) == [b"U", b"V", b"W"]
+
+
+@pytest.mark.parametrize("value", [b"", b"garbage", b"%s", b"%s five 1-1 2-1", b"halted 5 1-1 2-1", b"returned 5 1-1 2-1"])
+def test_a_record_that_is_not_ours_to_give_is_kept(world: World, value: bytes) -> None:
+    _, a = _draining(world)
+    world.spoil(b"T", value.replace(b"%s", a.name))
+    with world.unchanged():
+        assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == [b"T"]
+    world.apart_because = "the record was written by hand"
+
+
+@pytest.mark.parametrize("ticket", NASTY_TICKETS)
+def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
+    _, a = _draining(world, ticket)
+    assert a.steps.give_back({ticket: [b"1-1", b"2-1"]}) == []
+    assert world.head(ticket).startswith(b"returned ")
+
+
+@pytest.mark.parametrize("lost", [(b"1-1",), (b"2-1",), (b"1-1", b"2-1")])
+@pytest.mark.parametrize("when", ["before", "dropped by a renewal before"])
+def test_what_lost_its_body_is_named_only_if_it_is_still_pending(world: World, lost: tuple[bytes, ...], when: str) -> None:
+    """A `returned` record that names what is not pending would stop its ticket: nobody can hand that over."""
+    leader, a = _draining(world)
+    world.delete(*lost)
+    if when == "dropped by a renewal before":
+        world.make_idle_if_there(a.incarnation, LEASE_MS, b"1-1", b"2-1")
+        a.steps.renew(LEASE_MS)
+    assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == []
+    left = [entry_id for entry_id in (b"1-1", b"2-1") if entry_id not in lost or not world.claiming_drops_the_bodiless]
+    record = world.record(b"T")
+    assert (record.ids if record else []) == left
+    assert world.pending() == ({b"master": left} if left else {})
+    letters = [(entry_id, b"T", b"body_gone") for entry_id in lost] if world.claiming_drops_the_bodiless else []
+    assert world.state().letters() == letters
+    b = world.join("b")
+    if left:
+        assert leader.hand_over(plan(b, {b"T": left}, {b"T": world.head(b"T")})).targets[0].refused == []
+
+
+def test_what_was_acknowledged_by_hand_is_left_out_without_a_letter(world: World) -> None:
+    _, a = _draining(world)
+    world.link.call("XACK", world.keys.stream, world.keys.group, "1-1")
+    assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == []
+    record = world.record(b"T")
+    assert record is not None
+    assert record.ids == [b"2-1"]
+    assert world.dead() == []
+
+
+def test_thousands_are_given_back_in_one_call(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    names = [b"T%d" % n for n in range(4500)]
+    ids = world.send_many(names)
+    leader.fetch(10_000)
+    parts = {name: [entry_id] for name, entry_id in zip(names, ids, strict=True)}
+    leader.hand_over(plan(a, parts))
+    parts[b"many"] = world.owned(leader, a, b"many", *[b"%d-1" % n for n in range(10_001, 15_001)])
+    a.steps.drain(LEASE_MS)
+    assert a.steps.give_back(parts) == []
+    assert world.pending().keys() == {b"master"}

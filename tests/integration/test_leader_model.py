@@ -1,0 +1,160 @@
+"""The model that the board is tested against tells the truth: the same long walks, with every step done by the real scripts too.
+
+``tests/leader_model.py`` says what hand_over.lua, ack.lua, give_back.lua, take_back.lua, free_tickets.lua and read_parked.lua do. Here their
+answers, the pending list and the index are compared after every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.registration import Registration, name_of
+from common.scripts import ScriptRunner
+from common.streams import TicketStream, parse_record
+from consumer.owner_steps import OwnerSteps
+from master.leader_steps import Found, LeaderSteps, TakenPage
+from master.policy.plans import HandOverPlan, HandOverReply
+from tests.leader_model import MASTER, RedisModel
+from tests.unit.test_board_model import Walk
+
+LEASE_MS = 600_000
+
+
+class Mirror(RedisModel):
+    """A model that does everything in a real Redis first."""
+
+    def __init__(self, link: Link) -> None:
+        version = next(line for line in link.call("INFO", "server").decode().splitlines() if line.startswith("redis_version:"))
+        super().__init__(claiming_drops_the_bodiless=int(version.partition(":")[2].partition(".")[0]) >= 7)
+        self._link = link
+        self._keys = Keys("ticket_stream", "g")
+        self._scripts = ScriptRunner(link)
+        TicketStream(link, self._keys).create_group(b"0-0")
+        _, epoch = self._scripts.run("elect", (self._keys.leader, self._keys.counters), ("http://one", LEASE_MS, ""))
+        self._steps = LeaderSteps(self._scripts, self._keys, int(epoch), "ticket_id")
+        self._told: dict[str, str] = {}
+        self._deleted: set[bytes] = set()
+        self._inside = False
+        self.calls = 0
+
+    # ---- what the walk changes without a script ------------------------------------------------------------------------------
+
+    def read_new(self, entry_id: bytes, ticket: bytes, reader: str = MASTER) -> None:
+        self._link.call("XADD", self._keys.stream, entry_id, "ticket_id", ticket)
+        self._link.call("XREADGROUP", "GROUP", self._keys.group, reader, "STREAMS", self._keys.stream, ">")
+        super().read_new(entry_id, ticket, reader)
+
+    def finish(self, entry_id: bytes) -> None:
+        if not self._inside:
+            self._link.call("XACK", self._keys.stream, self._keys.group, entry_id)
+        super().finish(entry_id)
+
+    def _bring_up_to_date(self) -> None:
+        """Leases and bodies are changed by the walk, not by calls."""
+        for incarnation in self._told.keys() | self.leases.keys():
+            state = self.leases.get(incarnation, "")
+            if state != self._told.get(incarnation, ""):
+                lease = self._keys.lease(incarnation)
+                _ = self._link.call("SET", lease, state, "PX", LEASE_MS) if state else self._link.call("DEL", lease)
+                self._told[incarnation] = state
+        for entry_id in self.bodiless - self._deleted:
+            self._link.call("XDEL", self._keys.stream, entry_id)
+        self._deleted |= self.bodiless
+        self._inside = True
+
+    def _compare(self) -> None:
+        self._inside = False
+        self.calls += 1
+        rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, "-", "+", 100_000)
+        assert {row[0]: row[1].decode() for row in rows} == self.pending
+        flat = self._link.call("HGETALL", self._keys.tickets)
+        stored = {flat[at]: parse_record(flat[at + 1]) for at in range(0, len(flat), 2)}
+        assert {ticket: (record.owner.decode(), record.fence, record.ids) for ticket, record in stored.items()} == {
+            ticket: (record.owner, record.fence, record.ids) for ticket, record in self.index.items()
+        }
+
+    def _owner_steps(self, incarnation: str) -> OwnerSteps:
+        name, _, generation = incarnation.partition(":")
+        return OwnerSteps(self._scripts, self._keys, Registration(name, "", "", 1, 1, generation=int(generation)))
+
+    # ---- the scripts ---------------------------------------------------------------------------------------------------------
+
+    def ack(self, incarnation: str, ticket: bytes, ids: Sequence[bytes]) -> list[bytes]:
+        if not self.lives(incarnation):
+            return super().ack(incarnation, ticket, ids)
+        self._bring_up_to_date()
+        real = self._owner_steps(incarnation).ack({ticket: ids}, b"", 0)
+        mine = super().ack(incarnation, ticket, ids)
+        assert list(real.done.get(ticket, [])) == mine
+        self._compare()
+        return mine
+
+    def give_back(self, incarnation: str, ticket: bytes) -> None:
+        self._bring_up_to_date()
+        assert self._owner_steps(incarnation).give_back({ticket: self.index[ticket].ids}) == []
+        super().give_back(incarnation, ticket)
+        self._compare()
+
+    def sweep(self, ids: Iterable[bytes]) -> list[Found]:
+        """Which entries are idle for long cannot be chosen, so the sweep is done by hand here; sweep.lua has tests of its own."""
+        chosen = list(ids)
+        self._bring_up_to_date()
+        for entry_id in chosen:
+            if entry_id in self.bodiless:
+                self._link.call("XACK", self._keys.stream, self._keys.group, entry_id)
+            else:
+                self._link.call("XCLAIM", self._keys.stream, self._keys.group, MASTER, 0, entry_id, "JUSTID")
+        mine = super().sweep(chosen)
+        self._compare()
+        return mine
+
+    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+        self._bring_up_to_date()
+        real = self._steps.hand_over(plan)
+        if real.fence:
+            self.fence = real.fence - 1
+        mine = super().hand_over(plan)
+        assert real == mine
+        self._compare()
+        return real
+
+    def take_back(self, incarnation: str, count: int) -> TakenPage:
+        self._bring_up_to_date()
+        real = self._steps.take_back(incarnation, min(count, 2))
+        mine = super().take_back(incarnation, count)
+        assert real == mine
+        self._compare()
+        return real
+
+    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> list[bytes] | None:
+        self._bring_up_to_date()
+        real = self._steps.free_tickets(incarnation, tickets)
+        assert real == super().free_tickets(incarnation, tickets)
+        self._compare()
+        return real
+
+    def read_parked(self) -> list[tuple[bytes, bytes]]:
+        self._bring_up_to_date()
+        real: list[tuple[bytes, bytes]] = []
+        after: bytes | None = None
+        while True:
+            page = self._steps.read_parked(after, 3)
+            real += [(found.id, found.ticket or b"") for found in page.found]
+            if page.last is None:
+                break
+            after = page.last
+        assert real == super().read_parked()
+        self._compare()
+        return real
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_the_scripts_do_what_the_model_says(link: Link, seed: int) -> None:
+    mirror = Mirror(link)
+    Walk(seed, mirror).go(250)
+    assert mirror.calls > 50
+    assert {name_of(handed.target) for handed in mirror.handed_over}

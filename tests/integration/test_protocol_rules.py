@@ -1,0 +1,461 @@
+"""The leader's side of the rules of DESIGN 5 that are marked *: for each the counter-example that showed that it is needed.
+
+Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.clock import now_s
+from common.errors import ReplyUnknown
+from common.message import LONGEST_TICKET
+from common.redis_client import Link
+from master.dispatcher import Dispatcher, Report
+from master.leader_steps import Found, LeaderSteps
+from master.policy.affinity import Affinity
+from master.policy.plans import HandOverPlan
+from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
+from tests.chaos.mutants.rules import rule
+from tests.integration.actors import MasterActor, Stage, Trouble
+from tests.integration.factories import FIELD, LEASE_MS
+from tests.proxy import Proxy
+
+#: A ticket that belongs to ``b`` when ``a`` and ``b`` are there, so that it stays with ``a`` only for a reason.
+T = next(ticket for ticket in (b"T%d" % n for n in range(100)) if Affinity(["a", "b"]).ranking(ticket)[0] == "b")
+
+
+# ---- 1, 2: epochs ------------------------------------------------------------------------------------------------------------
+
+_NO_EPOCH = mutant(
+    "the epoch is not looked at",
+    LuaEdit("", "return held and string.sub(held, 1, #epoch + 1) == epoch .. ' '", "return true"),
+)
+_SAME_EPOCH = mutant("a leader in doubt drops its memory and keeps its epoch", Replace("master.elector:Lead.doubt", lambda lead, epoch: None))
+
+
+@rule(_NO_EPOCH, _SAME_EPOCH)
+def test_a_late_command_of_a_leaders_own_earlier_epoch_changes_nothing(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    m.link.troubles["fetch"] = Trouble.LATE
+    m.settle()
+    [first] = stage.send(T)
+    m.link.arrive(stage.link)
+    [second] = stage.send(T)
+    stage.finish(m, [a])
+    stage.check_done(T, [first, second])
+
+
+_ELECTS_ANYWAY = mutant("a new epoch is not compared with the one that it succeeds", LuaEdit("elect", "and leads(KEYS[1], ARGV[3])", ""))
+
+
+@rule(_ELECTS_ANYWAY)
+def test_a_late_election_does_not_depose_a_successor(stage: Stage) -> None:
+    old = stage.leader("m1")
+    old.lead.doubt(old.lead.epoch or 0)
+    old.elect_link.troubles["elect"] = Trouble.LATE
+    with pytest.raises(ReplyUnknown):
+        old.elect()
+    stage.end_lead()
+    new = stage.leader("m2")
+    epoch = new.lead.epoch
+    old.elect_link.arrive(stage.link)
+    assert new.elect() == epoch
+
+
+_READS_FIRST = mutant("what is pending under master is not taken in", Replace("master.adoption:_take_in_parked", lambda *_: None))
+
+
+@rule(_READS_FIRST)
+def test_a_new_leader_takes_in_what_the_last_one_had_read_before_it_reads_itself(stage: Stage) -> None:
+    """Measured without it: 2, 1."""
+    a, old = stage.consumer("a"), stage.leader("m1")
+    [first] = stage.send(T)
+    assert old.dispatcher._steps is not None
+    assert [found.id for found in old.dispatcher._steps.fetch(10)] == [first]
+    stage.end_lead()
+    [second] = stage.send(T)
+    stage.finish(stage.leader("m2"), [a])
+    stage.check_done(T, [first, second])
+
+
+_begin = Dispatcher._begin
+
+
+def _begin_with_what_was(dispatcher: Any, epoch: int) -> None:
+    if dispatcher.board.consumers:
+        dispatcher._steps = LeaderSteps(dispatcher._scripts, dispatcher._keys, epoch, FIELD)
+    else:
+        _begin(dispatcher, epoch)
+
+
+_OLD_MEMORY = mutant(
+    "an epoch begins with the memory of an earlier one",
+    Replace("master.dispatcher:Dispatcher._begin", _begin_with_what_was),
+    Replace("master.dispatcher:Dispatcher._drop_memory", lambda dispatcher: setattr(dispatcher, "_steps", None)),
+)
+
+
+@rule(_OLD_MEMORY)
+def test_a_master_that_leads_again_has_forgotten_what_it_knew(stage: Stage) -> None:
+    a, one = stage.consumer("a"), stage.leader("m1")
+    stage.end_lead()
+    two = stage.leader("m2")
+    [first] = stage.send(T)
+    assert two.dispatcher._steps is not None
+    two.dispatcher._steps.fetch(10)
+    stage.end_lead()
+    [second] = stage.send(T)
+    one.turn()  # fenced
+    stage.finish(one, [a])
+    stage.check_done(T, [first, second])
+
+
+# ---- 2, 19: lost replies, on a real wire ---------------------------------------------------------------------------------------
+
+
+class LostReply:
+    """A proxy that breaks the connection instead of passing on the next reply of a step."""
+
+    def __init__(self, master_link: Any, proxy: Proxy, step: str) -> None:
+        self._awaits = False
+        self.lost = 0
+        self._step = step
+        master_link.before = self._before
+        proxy.on_reply = self._on_reply
+
+    def _before(self, step: str) -> None:
+        self._awaits = step == self._step and not self.lost
+
+    def _on_reply(self, chunk: bytes) -> bytes | None:
+        if not self._awaits:
+            return chunk
+        self.lost += 1
+        self._awaits = False
+        return None
+
+
+_call = Link.call
+
+
+def _call_again(link: Link, *command: Any, block_s: float = 0.0) -> Any:
+    try:
+        return _call(link, *command, block_s=block_s)
+    except ReplyUnknown:
+        return _call(link, *command, block_s=block_s)
+
+
+_RETRIES = mutant("the client repeats what had no reply", Replace("common.redis_client:Link.call", _call_again))
+_NO_DOUBT = mutant(
+    "a lost reply is taken for a refusal",
+    CodeEdit("master.dispatcher:Dispatcher.run_once", "self._in_doubt(epoch, str(unknown))", "pass"),
+    CodeEdit("master.dispatcher:Dispatcher._hand_over", "except NotNow:", "except (NotNow, ReplyUnknown):"),
+)
+
+
+@rule(_RETRIES, _NO_DOUBT)
+def test_entries_of_a_read_whose_reply_was_lost_are_handed_over_first(stage: Stage) -> None:
+    with Proxy(stage.url) as proxy:
+        a, m = stage.consumer("a"), stage.leader(dispatch_url=proxy.url)
+        [first] = stage.send(T)
+        lost = LostReply(m.link, proxy, "fetch")
+        m.turn()
+        [second] = stage.send(T)
+        stage.finish(m, [a])
+        assert lost.lost == 1
+        stage.check_done(T, [first, second])
+
+
+_OBEYS = (
+    LuaEdit("hand_over", "if not owner or part.believed ~= owner .. ' ' .. fence then return false end", "if part.believed == '' then return true end"),
+    LuaEdit("hand_over", "target.state = 'STRAY'", "target.ids[#target.ids + 1] = id"),
+)
+
+
+@rule(mutant("a lost reply is taken for a refusal, and hand_over does as it is told", *_NO_DOUBT.edits, *_OBEYS))
+def test_a_hand_over_whose_reply_was_lost_has_happened(stage: Stage) -> None:
+    """Its ticket stays with the owner that it got, although the leader would now choose another."""
+    with Proxy(stage.url) as proxy:
+        a, m = stage.consumer("a"), stage.leader(dispatch_url=proxy.url)
+        [first] = stage.send(T)
+        lost = LostReply(m.link, proxy, "hand_over")
+        m.turn()
+        m.turn()
+        b = stage.consumer("b")
+        m.look()
+        m.settle()
+        [second] = stage.send(T)
+        stage.finish(m, [b, a])
+        assert lost.lost == 1
+        assert stage.history.by(a.incarnation) == [first, second]
+        stage.check_done(T, [first, second])
+
+
+# ---- 3: reading ----------------------------------------------------------------------------------------------------------------
+
+
+def _plain_fetch(steps: LeaderSteps, count: int) -> list[Found]:
+    keys = steps._keys
+    command = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "STREAMS", keys.stream, ">")
+    reply = steps._scripts._link.call(*command)
+    return [Found(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())]
+
+
+@rule(
+    mutant("the read does not look at the epoch", LuaEdit("fetch", "if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end", "")),
+    mutant("the leader reads with an XREADGROUP of its own", Replace("master.leader_steps:LeaderSteps.fetch", _plain_fetch)),
+)
+def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) -> None:
+    old, a = stage.leader("m1"), stage.consumer("a")
+    old.link.troubles = {"fetch": Trouble.LATE, "XREADGROUP": Trouble.LATE}
+    old.look()
+    old.turn()
+    stage.end_lead()
+    new = stage.leader("m2")
+    [first] = stage.send(T)
+    old.link.arrive(stage.link)
+    [second] = stage.send(T)
+    stage.finish(new, [a])
+    stage.check_done(T, [first, second])
+
+
+# ---- 4: what is planned is in memory -----------------------------------------------------------------------------------------
+
+
+def _with_two_parked(stage: Stage) -> tuple[MasterActor, list[bytes]]:
+    m = stage.leader(batch=2)
+    ids = [*stage.send(T), *stage.send(T)]
+    assert m.dispatcher._steps is not None
+    m.dispatcher._rung = True
+    m.dispatcher.board.take_in((found.id, found.ticket or b"") for found in m.dispatcher._steps.fetch(2))
+    stage.consumer("a")
+    m.look()
+    m.dispatcher._read_mailbox()
+    return m, ids
+
+
+def _ids(planned: HandOverPlan | None) -> list[tuple[str, list[bytes]]]:
+    return [(target.incarnation, part.ids) for target in planned.targets for part in target.parts] if planned else []
+
+
+@rule(
+    mutant(
+        "the owner enters memory with the reply",
+        CodeEdit("master.policy.dispatch:Board._take", "if ticket.owner is None:", "if False:"),
+    ),
+    mutant(
+        "the ids enter memory with the reply",
+        CodeEdit("master.policy.dispatch:Board._take", "ticket.running.update(dict.fromkeys(ids))", "pass"),
+    ),
+)
+def test_a_plan_is_in_memory_before_it_is_carried_out(stage: Stage) -> None:
+    """So that what is planned while it is under way goes to the same owner, and nothing goes twice."""
+    m, [first, second] = _with_two_parked(stage)
+    [(owner, ids)] = _ids(m.board.plan(1, now_s()))
+    assert ids == [first]
+    stage.consumer("b")
+    m.look()
+    m.dispatcher._read_mailbox()
+    assert _ids(m.board.plan(10, now_s())) == [(owner, [second])]
+    assert m.board.runs(T, first)
+
+
+_post = Dispatcher.post
+
+
+def _frees_at_once(dispatcher: Any, posted: Any) -> None:
+    if isinstance(posted, Report):
+        posted.answers = [dispatcher.board.acknowledged(posted.incarnation, ticket, ids, now_s()) for ticket, ids in posted.items]
+    else:
+        _post(dispatcher, posted)
+
+
+@rule(mutant("a report frees its ticket while a command is under way", Replace("master.dispatcher:Dispatcher.post", _frees_at_once)))
+def test_a_report_that_is_faster_than_the_reply_of_the_hand_over_waits_for_it(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    m.look()
+    epoch = m.lead.epoch
+    ids = stage.send(T)
+
+    def the_owner_is_fast(step: str) -> None:
+        if step == "hand_over":
+            a.work()
+            for report in a.reports():
+                m.dispatcher.post(report)
+
+    m.link.after = the_owner_is_fast
+    for _ in range(3):
+        m.settle()
+        ids += stage.send(T)
+    stage.finish(m, [a])
+    assert (m.failures, m.lead.epoch) == ([], epoch)
+    assert not m.board.tickets
+    stage.check_done(T, ids)
+
+
+# ---- 5: compare and set ------------------------------------------------------------------------------------------------------
+
+
+@rule(mutant("the record is not compared with what the plan believes", _OBEYS[0]))
+def test_a_leader_that_has_forgotten_an_owner_is_refused_and_reads_again(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    [first] = stage.send(T)
+    m.settle()
+    a.read()
+    run = a.start()
+    b = stage.consumer("b")
+    m.look()
+    m.board.clear_record(T)  # as any wrong or late look at the index would make it believe
+    [second] = stage.send(T)
+    m.turn()
+    b.read()
+    assert b.start() is None
+    assert run is not None
+    run.succeed()
+    stage.finish(m, [a, b])
+    stage.check_done(T, [first, second])
+
+
+@rule(
+    mutant(
+        "a ticket that was given back may begin with any of its entries",
+        LuaEdit("hand_over", "not (part.returned and begins_late(part, target.ids[before + 1]))", "true"),
+    )
+)
+def test_a_ticket_that_was_given_back_goes_on_with_its_lowest_entry(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    ids = [*stage.send(T), *stage.send(T)]
+    m.settle()
+    a.read()
+    a.begin_drain()
+    assert a.give_back() == 1
+    b = stage.consumer("b")
+    record = stage.world.record(T)
+    assert record is not None
+    m.board.set_record(T, record.owner, record.fence, record.ids[1:], now_s())  # all but the lowest
+    m.look()
+    ids += stage.send(T)
+    stage.finish(m, [b])
+    stage.check_done(T, ids)
+
+
+# ---- 8: reports --------------------------------------------------------------------------------------------------------------
+
+
+def _memory_keeps_what_runs(stage: Stage, m: MasterActor) -> None:
+    """What the index has in processing is in memory too: freeing a ticket too early is what reports must never do."""
+    for ticket, value in stage.world.state().index.items():
+        missing = [entry_id for entry_id in value.split(b" ")[2:] if not m.board.runs(ticket, entry_id)]
+        assert not missing, f"memory has freed {missing} of {ticket!r}"
+
+
+_BY_COUNT = mutant(
+    "a report frees as many as it names",
+    CodeEdit(
+        "master.policy.dispatch:Board.acknowledged",
+        "if entry_id in ticket.running:\n            del ticket.running[entry_id]",
+        "if ticket.running:\n            del ticket.running[next(iter(ticket.running))]",
+    ),
+)
+_BY_ANYBODY = mutant(
+    "a report frees whoever sends it",
+    CodeEdit("master.policy.dispatch:Board.acknowledged", "owner is None or owner.incarnation != incarnation", "owner is None"),
+)
+
+
+@rule(_BY_COUNT)
+def test_doubled_late_lost_and_reordered_reports_free_nothing_that_runs(stage: Stage) -> None:
+    m, a = stage.leader(window=2, reconcile_s=0.0), stage.consumer("a")
+    ids = [entry_id for _ in range(7) for entry_id in stage.send(T)]
+    told: list[Report] = []
+    for step in range(9):
+        m.settle(turns=2)
+        _memory_keeps_what_runs(stage, m)
+        a.read()
+        run = a.start()
+        if run is not None:
+            run.succeed()
+            a.flush()
+        fresh = a.reports()
+        told += fresh
+        now = [] if step % 3 == 1 else fresh  # every third is lost
+        for report in (*now, *now, *reversed(told)):  # doubled, and all that ever was once more, backwards
+            m.dispatcher.post(Report(report.incarnation, report.items))
+            _memory_keeps_what_runs(stage, m)
+    stage.finish(m, [a])
+    stage.check_done(T, ids)
+
+
+@rule(_BY_ANYBODY)
+def test_a_report_of_a_former_owner_frees_nothing_of_the_new_one(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    ids = stage.send(T)
+    m.settle()
+    stage.end_lease(a)
+    b = stage.consumer("b")
+    m.settle()
+    m.turn(Report(a.incarnation, [(T, ids)]))
+    _memory_keeps_what_runs(stage, m)
+    stage.finish(m, [b])
+    stage.check_done(T, ids)
+
+
+# ---- 12: the sweep -----------------------------------------------------------------------------------------------------------
+
+
+_NOT_INDEXED = LuaEdit("sweep", "elseif index_names(owner, ticket, id) then", "elseif false then")
+
+
+@rule(mutant("the sweep goes by idle time alone", LuaEdit("sweep", "if reserved[owner] or living[owner] then", "if reserved[owner] then"), _NOT_INDEXED))
+def test_the_sweep_leaves_a_living_owner_what_it_has_however_long_it_takes(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    ids = stage.send(T)
+    m.settle()
+    a.read()
+    run = a.start()
+    stage.world.make_idle(a.name, 10 * LEASE_MS, *ids)
+    m.sweep()
+    m.settle()
+    assert stage.world.pending() == {a.name: ids}
+    assert len(stage.world.inbox(a)) == 1, "it was taken and handed over again"
+    assert run is not None
+    run.succeed()
+    stage.finish(m, [a])
+    stage.check_done(T, ids)
+
+
+@rule(
+    mutant(
+        "the sweep takes what waits for an operator",
+        LuaEdit("sweep", "reserved, living = {master = true, halted = true}, {}", "reserved, living = {master = true}, {}"),
+        _NOT_INDEXED,
+    )
+)
+def test_the_sweep_leaves_halted_what_waits_for_an_operator(stage: Stage) -> None:
+    m = stage.leader()
+    stage.send(T)
+    assert m.dispatcher._steps is not None
+    [found] = m.dispatcher._steps.fetch(1)
+    stage.world.spoil(T, b"halted 5 " + found.id)
+    stage.world.make_idle("halted", 10 * LEASE_MS, found.id)
+    m.sweep()
+    assert stage.world.pending() == {b"halted": [found.id]}
+
+
+@rule(_NO_EPOCH)
+def test_a_late_sweep_of_a_deposed_master_moves_nothing(stage: Stage) -> None:
+    """What it would move to ``master`` nobody would know of."""
+    old, a = stage.leader("m1"), stage.consumer("a")
+    old.link.troubles["sweep"] = Trouble.LATE
+    old.sweep()
+    stage.end_lead()
+    new = stage.leader("m2")
+    [first] = stage.send(T)
+    stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
+    stage.world.make_idle("stranger", 10 * LEASE_MS, first)
+    old.link.arrive(stage.link)
+    new.sweep()
+    stage.finish(new, [a])
+    stage.check_done(T, [first])

@@ -1,0 +1,113 @@
+"""reap.lua: a dead incarnation is forgotten once nothing is pending for it. Deleting a group consumer deletes its pending entries too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from common.errors import Fenced
+from master.leader_steps import LeaderSteps
+from tests.integration.factories import Owner, World
+
+
+def _reap(leader: LeaderSteps, owner: Owner, stored: bytes | None = None) -> bool:
+    return leader.reap(owner.incarnation, owner.registration.name, owner.registration.dump() if stored is None else stored)
+
+
+def _dead(world: World, leader: LeaderSteps) -> Owner:
+    """A dead incarnation that left a group consumer, an inbox and a registration, and nothing pending."""
+    a = world.join("a")
+    a.steps.ack({b"T": world.owned(leader, a, b"T")}, b"", 0)
+    world.end_lease(a)
+    return a
+
+
+def _traces(world: World, owner: Owner) -> tuple[bool, bool, bool]:
+    """Whether the group consumer, the inbox and the registration are there."""
+    names = [consumer.name for consumer in world.stream.group_consumers()]
+    link, keys = world.link, world.keys
+    return owner.name in names, link.call("EXISTS", keys.inbox(owner.incarnation)) == 1, link.call("HEXISTS", keys.consumers, "a") == 1
+
+
+def test_group_consumer_inbox_and_registration_go(world: World) -> None:
+    leader = world.elect()
+    a = _dead(world, leader)
+    assert _traces(world, a) == (True, True, True)
+    assert _reap(leader, a)
+    assert _traces(world, a) == (False, False, False)
+
+
+def test_reaping_twice_is_as_good_as_once(world: World) -> None:
+    leader = world.elect()
+    a = _dead(world, leader)
+    _reap(leader, a)
+    with world.unchanged():
+        assert _reap(leader, a)
+
+
+def test_one_that_has_something_pending_is_not_reaped(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    world.end_lease(a)
+    with world.unchanged():
+        assert not _reap(leader, a)
+    assert world.pending() == {a.name: ids}
+
+
+def test_one_that_lives_is_not_reaped_in_whatever_state(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    for change in (lambda: None, lambda: a.steps.drain(60_000), lambda: leader.revoke(a.incarnation)):
+        change()
+        with world.unchanged():
+            assert not _reap(leader, a)
+
+
+def test_a_deposed_leader_reaps_nobody(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+    leader = world.elect()
+    a = _dead(world, leader)
+    depose(leader)
+    with world.unchanged(), pytest.raises(Fenced):
+        _reap(leader, a)
+
+
+def test_the_registration_of_a_successor_stays(world: World) -> None:
+    leader = world.elect()
+    a = _dead(world, leader)
+    successor = world.join("a")
+    assert _reap(leader, a)
+    assert _traces(world, a) == (False, False, True)
+    assert world.link.call("HGET", world.keys.consumers, "a") == successor.registration.dump()
+
+
+def test_one_whose_registration_is_gone_is_reaped_without_it(world: World) -> None:
+    leader = world.elect()
+    a = _dead(world, leader)
+    world.link.call("HDEL", world.keys.consumers, "a")
+    assert _reap(leader, a, b"")
+    assert _traces(world, a) == (False, False, False)
+
+
+def test_who_has_no_registration_to_name_takes_nobodys(world: World) -> None:
+    leader = world.elect()
+    a = _dead(world, leader)
+    world.link.call("HSET", world.keys.consumers, "a", "")
+    assert _reap(leader, a, b"")
+    assert _traces(world, a) == (False, False, True)
+
+
+def test_others_keep_what_they_have_pending(world: World) -> None:
+    leader, b = world.elect(), world.join("b")
+    a = _dead(world, leader)
+    theirs, parked = world.owned(leader, b, b"U"), world.parked(leader, b"V")
+    _reap(leader, a)
+    assert world.pending() == {b.name: theirs, b"master": parked}
+
+
+def test_a_reaped_incarnation_gets_nothing_any_more(world: World) -> None:
+    leader = world.elect()
+    a = _dead(world, leader)
+    _reap(leader, a)
+    with pytest.raises(AssertionError, match="LOST"):
+        world.owned(leader, a, b"T")
+    assert _traces(world, a) == (False, False, False)

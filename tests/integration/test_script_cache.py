@@ -1,0 +1,135 @@
+"""Scripts are known by their digest. A server that forgot them (restart, failover, SCRIPT FLUSH) gets the text again, and runs it once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.embedded import EmbeddedRedis
+from common.errors import ReplyUnknown
+from common.redis_client import CommandRefused, Link, ScriptMissing
+from common.scripts import ScriptRunner, source, with_memory_flag
+from master.leader_steps import LeaderSteps
+from tests.integration.factories import FIELD, World, plan
+from tests.proxy import Proxy
+
+_ALL = sorted(file.stem for file in Path(__file__).parents[2].joinpath("common", "lua").glob("*.lua"))
+
+
+def _calls(link: Link) -> dict[str, int]:
+    """How often each command ran, of those that scripts and we use."""
+    lines = link.call("INFO", "commandstats").decode().splitlines()
+    stats = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if line.startswith("cmdstat_"))
+    return {name: int(rest.split(",")[0]) for name, rest in stats}
+
+
+def test_after_a_flush_every_step_goes_on_and_happens_once(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    for n in range(1, 4):
+        world.link.call("SCRIPT", "FLUSH")
+        world.send(b"T")
+        found = leader.fetch(10)
+        world.link.call("SCRIPT", "FLUSH")
+        reply = leader.hand_over(plan(a, {b"T": [found[0].id]}, {b"T": world.head(b"T")}))
+        assert reply.targets == (("OK", [], [], []),)
+        assert len(world.inbox(a)) == n
+    world.link.call("SCRIPT", "FLUSH")
+    ids = world.pending()[a.name]
+    assert a.steps.ack({b"T": ids}, b"run", 100).done == {b"T": ids}
+    assert world.link.call("XLEN", world.keys.runs) == 1
+
+
+def test_the_text_is_sent_only_when_the_server_does_not_know_it(world: World) -> None:
+    world.link.call("SCRIPT", "FLUSH")
+    world.elect()
+    world.link.call("CONFIG", "RESETSTAT")
+    world.scripts.run("next_generation", (world.keys.counters,), ())
+    assert {name: count for name, count in _calls(world.link).items() if name.startswith("eval")} == {"evalsha": 1, "eval": 1}
+    for _ in range(5):
+        world.scripts.run("next_generation", (world.keys.counters,), ())
+    calls = _calls(world.link)
+    assert (calls["evalsha"], calls["eval"], calls["hset"]) == (6, 1, 6), "seven requests, six numbers"
+
+
+def test_a_number_is_drawn_once_however_often_the_server_forgets(world: World) -> None:
+    world.link.call("HSET", world.keys.counters, "generation", 1 << 52)
+    for n in range(1, 6):
+        world.link.call("SCRIPT", "FLUSH")
+        assert world.scripts.run("next_generation", (world.keys.counters,), ()) == b"%d" % ((1 << 52) + n)
+
+
+def test_two_connections_share_what_the_server_knows(world: World, any_redis_url: str) -> None:
+    world.link.call("SCRIPT", "FLUSH")
+    world.elect()
+    other = Link(any_redis_url, "test:other")
+    world.link.call("CONFIG", "RESETSTAT")
+    ScriptRunner(other).run("hold_lead", (world.keys.leader,), ("1", 1000))
+    ScriptRunner(world.link).run("hold_lead", (world.keys.leader,), ("1", 1000))
+    other.close()
+    calls = _calls(world.link)
+    assert calls["evalsha"] == 2
+    assert calls["eval"] in (1, 3), "the text once, and once per runner the question whether `#!lua` is understood"
+
+
+def test_a_reply_that_was_lost_is_not_a_script_that_is_missing(world: World, any_redis_url: str) -> None:
+    """Nobody knows whether it happened: it is not sent again."""
+    leader = world.elect()
+    world.send(b"T", b"1-1", b"2-1")
+    with Proxy(any_redis_url) as proxy:
+        far = Link(proxy.url, "far")
+        steps = LeaderSteps(ScriptRunner(far), world.keys, leader.epoch, FIELD)
+        assert [found.id for found in steps.fetch(1)] == [b"1-1"]
+        proxy.on_reply = lambda chunk: None
+        with pytest.raises(ReplyUnknown):
+            steps.fetch(1)
+        far.close()
+    assert world.pending() == {b"master": [b"1-1", b"2-1"]}
+
+
+def test_a_reply_lost_after_a_flush_happened_once_or_not_at_all(world: World, any_redis_url: str) -> None:
+    """EVALSHA is answered NOSCRIPT, the reply to EVAL is lost: one execution."""
+    world.link.call("HSET", world.keys.counters, "generation", 1 << 52)
+    with Proxy(any_redis_url) as proxy:
+        far = Link(proxy.url, "far")
+        runner = ScriptRunner(far)
+        runner.run("next_generation", (world.keys.counters,), ())
+        world.link.call("SCRIPT", "FLUSH")
+        proxy.on_reply = lambda chunk: chunk if chunk.startswith(b"-NOSCRIPT") else None
+        with pytest.raises(ReplyUnknown):
+            runner.run("next_generation", (world.keys.counters,), ())
+        far.close()
+    assert world.link.call("HGET", world.keys.counters, "generation") == b"%d" % ((1 << 52) + 2)
+
+
+def test_an_error_inside_a_script_is_not_a_script_that_is_missing(world: World) -> None:
+    world.link.call("SET", world.keys.counters, "no hash")
+    with pytest.raises(CommandRefused) as refused:
+        world.scripts.run("next_generation", (world.keys.counters,), ())
+    assert not isinstance(refused.value, ScriptMissing)
+    assert "WRONGTYPE" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", _ALL)
+def test_every_script_is_understood_by_the_server_with_and_without_its_first_line(world: World, name: str) -> None:
+    world.link.call("SCRIPT", "LOAD", source(name))
+    if world.claiming_drops_the_bodiless:
+        world.link.call("SCRIPT", "LOAD", with_memory_flag(source(name)))
+    assert "@include" not in source(name)
+
+
+def test_after_a_restart_of_the_server_the_first_call_succeeds(tmp_path_short: Path) -> None:
+    server = EmbeddedRedis(tmp_path_short, port=None, durable=False)
+    server.start()
+    link = Link(server.url, "test")
+    runner = ScriptRunner(link)
+    try:
+        runner.run("next_generation", ("counters",), ())
+        server.stop()
+        server.start()
+        with pytest.raises(ReplyUnknown):
+            runner.run("next_generation", ("counters",), ())  # the old connection
+        assert int(runner.run("next_generation", ("counters",), ())) > 0
+    finally:
+        link.close()
+        server.stop()

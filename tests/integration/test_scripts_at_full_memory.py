@@ -1,0 +1,210 @@
+"""When memory is full, everything that frees something or keeps somebody alive works; what would need more is refused whole.
+
+Redis 6.2 lets a script through once it has made a write that needs no memory; from 7.0 on the script's first line says what it may do.
+Either way the answer must be the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from common.errors import NotNow
+from common.scripts import source
+from consumer.owner_steps import Buried, Letter
+from master.leader_steps import Freed, LeaderSteps, Rejected
+from tests.integration.factories import LEASE_MS, Owner, World, plan
+
+
+@contextlib.contextmanager
+def _full(world: World) -> Iterator[None]:
+    """Redis has more than it may have, and may throw nothing away."""
+    world.link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    world.link.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(NotNow) as refused:
+            world.link.call("SET", "more", "x")
+        assert refused.value.kind == "OOM"
+        yield
+    finally:
+        world.link.call("CONFIG", "SET", "maxmemory", 0)
+
+
+def _letter(entry_id: bytes) -> Letter:
+    return Letter(b"T", entry_id, "gave_up", "", 1, 1, 2)
+
+
+def test_an_owner_goes_on_living_and_acknowledging(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second, third, fourth = world.owned(leader, a, b"T", b"1-1", b"2-1", b"3-1", b"4-1")
+    world.link.call("HSET", world.keys.attempts, first, 1)
+    world.make_idle(a.incarnation, LEASE_MS, second)
+    with _full(world):
+        assert a.steps.renew(2 * LEASE_MS) == ("live", 1)
+        assert a.steps.ack({b"T": [first]}, b"run", 100).done == {b"T": [first]}
+        assert a.steps.dead_letter(_letter(second)) is Buried.OK
+        assert a.steps.ack({b"T": [third, fourth]}, b"run", 100).done == {b"T": [third, fourth]}
+    assert world.link.call("XLEN", world.keys.runs) == 2
+    assert world.state().letters() == [(second, b"T", b"gave_up")]
+    assert (world.pending(), world.state().index) == ({}, {})
+
+
+def test_a_message_is_given_up_although_its_body_is_gone(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    [entry_id] = world.owned(leader, a, b"T")
+    world.delete(entry_id)
+    with _full(world):
+        assert a.steps.dead_letter(_letter(entry_id)) is Buried.OK
+    assert world.state().letters() == [(entry_id, b"T", b"body_gone")]
+
+
+def test_an_owner_can_leave(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.delete(first)
+    with _full(world):
+        a.steps.drain(LEASE_MS)
+        assert world.lease(a) == b"draining"
+        assert a.steps.give_back({b"T": [first, second]}) == []
+        assert a.steps.deregister()
+    assert world.pending()[b"master"][-1] == second
+    assert world.head(b"T").startswith(b"returned ")
+
+
+def test_a_leader_is_elected_and_goes_on_leading(world: World) -> None:
+    with _full(world):
+        leader = world.elect()
+        assert world.scripts.run("hold_lead", (world.keys.leader,), (str(leader.epoch), 2 * LEASE_MS)) == b"OK"
+        leader = world.elect(succeed=str(leader.epoch))
+        assert world.scripts.run("resign", (world.keys.leader,), (str(leader.epoch),)) == b"OK"
+        assert world.elect("http://two").epoch > leader.epoch
+
+
+def test_the_dead_are_recovered_and_forgotten(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    alone = world.owned(leader, a, b"U", b"3-1")
+    world.delete(second, *alone)
+    with _full(world):
+        assert leader.revoke(a.incarnation)
+        assert world.lease(a) == b"revoked"
+        assert 0 < world.link.call("PTTL", world.keys.lease(a.incarnation)) <= LEASE_MS
+        world.end_lease(a)
+        while leader.take_back(a.incarnation, 1).size:
+            pass
+        assert leader.free_tickets(a.incarnation, [b"T", b"U"]) == Freed([], [])
+        assert leader.reap(a.incarnation, "a", a.registration.dump())
+    assert world.pending() == {b"master": [first]}
+    assert [entry_id for entry_id, _, _ in world.state().letters()] == [second, *alone]
+    assert world.state().index == {}
+    assert world.link.call("HLEN", world.keys.consumers) == 0
+
+
+def test_a_part_of_a_dead_owners_ticket_is_taken_back(world: World) -> None:
+    """The record is written again, shorter."""
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.end_lease(a)
+    with _full(world):
+        assert [found.id for found in leader.take_back(a.incarnation, 1).found] == [first]
+    assert world.pending() == {b"master": [first], a.name: [second]}
+
+
+def test_strays_are_found_and_what_is_parked_is_read(world: World) -> None:
+    leader = world.elect()
+    first, second, third, fourth = world.parked(leader, b"T", b"1-1", b"2-1", b"3-1", b"4-1")
+    world.make_idle("stranger", 100_000, second, third)
+    world.delete(first, third)
+    with _full(world):
+        assert [found.id for found in leader.read_parked(None, 100).found] == [fourth]
+        swept = leader.sweep([], 50_000, b"0-0", 100)
+        assert ([stray.id for stray, _ in swept.strays], swept.gone) == ([second], [third])
+    assert world.pending() == {b"master": [second, fourth]}
+    assert len(world.dead()) == 2
+
+
+def test_what_nobody_can_use_becomes_a_dead_letter(world: World) -> None:
+    leader = world.elect()
+    first, second = world.parked(leader, b"", b"1-1", b"2-1")
+    world.delete(second)
+    with _full(world):
+        assert leader.reject([Rejected(first, b"", "empty_ticket_id"), Rejected(second, b"", "empty_ticket_id")]) == 2
+    assert world.pending() == {}
+    assert len(world.dead()) == 2
+
+
+def test_a_hand_over_to_a_new_owner_is_refused_whole(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    world.owned(leader, a, b"T")
+    going_on, new = world.parked(leader, b"T"), world.parked(leader, b"U")
+    for parts in ({b"U": new}, {b"T": going_on, b"U": new}, {b"U": new, b"T": going_on}):
+        with _full(world), world.unchanged(), pytest.raises(NotNow) as refused:
+            leader.hand_over(plan(a, parts, {b"T": world.head(b"T")}))
+        assert refused.value.kind == "OOM"
+    assert leader.hand_over(plan(a, {b"T": going_on, b"U": new}, {b"T": world.head(b"T")})).targets[0] == ("OK", [], [], []), "and then it works"
+    assert world.inbox(b) == []
+
+
+def test_a_hand_over_to_an_owner_that_goes_on_happens_whole_or_not_at_all(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first = world.owned(leader, a, b"T")
+    more = world.parked(leader, b"T")
+    head = world.head(b"T")
+    with _full(world), contextlib.suppress(NotNow):
+        leader.hand_over(plan(a, {b"T": more}, {b"T": head}))
+    assert (world.pending(), len(world.inbox(a))) in [({a.name: first, b"master": more}, 1), ({a.name: first + more}, 2)]
+
+
+def test_reading_new_entries_happens_whole_or_not_at_all(world: World) -> None:
+    leader = world.elect()
+    ids = world.send(b"T", b"1-1", b"2-1")
+    with _full(world), contextlib.suppress(NotNow):
+        leader.fetch(10)
+    assert world.pending() in [{}, {b"master": ids}]
+
+
+def test_a_new_consumer_is_refused_and_leaves_no_trace(world: World) -> None:
+    with _full(world), world.unchanged(), pytest.raises(NotNow) as refused:
+        world.join("a")
+    assert refused.value.kind == "OOM"
+
+
+@pytest.mark.parametrize("losing", ["lease", "epoch"])
+def test_who_has_lost_is_told_so_and_changes_nothing(world: World, losing: str) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    world.end_lease(a)
+    world.link.call("DEL", world.keys.leader)
+    with _full(world), world.unchanged():
+        for call in _owner_calls(a, ids) if losing == "lease" else _leader_calls(leader, a):
+            with pytest.raises(Exception, match="lease|another master leads"):
+                call()
+
+
+def _owner_calls(a: Owner, ids: list[bytes]) -> list[Callable[[], object]]:
+    return [
+        lambda: a.steps.ack({b"T": ids}, b"run", 100),
+        lambda: a.steps.dead_letter(_letter(ids[0])),
+        lambda: a.steps.drain(LEASE_MS),
+        lambda: a.steps.give_back({b"T": ids}),
+        a.steps.deregister,
+    ]
+
+
+def _leader_calls(leader: LeaderSteps, a: Owner) -> list[Callable[[], object]]:
+    return [
+        lambda: leader.read_parked(None, 10),
+        lambda: leader.reject([Rejected(b"1-1", b"", "x")]),
+        lambda: leader.take_back(a.incarnation, 10),
+        lambda: leader.free_tickets(a.incarnation, [b"T"]),
+        lambda: leader.sweep([], 0, b"0-0", 10),
+        lambda: leader.revoke(a.incarnation),
+        lambda: leader.reap(a.incarnation, "a", b""),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ack", "renew", "dead_letter", "drain", "give_back", "deregister", "elect", "hold_lead", "take_back", "reject"])
+def test_the_header_says_so_too(name: str) -> None:
+    assert "-- Memory: works when full" in source(name)

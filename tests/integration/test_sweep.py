@@ -1,0 +1,214 @@
+"""sweep.lua: XAUTOCLAIM finds what nobody looked for and leaves the living alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from common.errors import Fenced, GroupMissing
+from master.leader_steps import Found, Freed, LeaderSteps, Swept
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World
+
+_IDLE_MS = 100_000
+_LIMIT_MS = 50_000
+
+
+def _sweep(leader: LeaderSteps, known: Sequence[str] = (), cursor: bytes = b"0-0", count: int = 100) -> Swept:
+    return leader.sweep(known, _LIMIT_MS, cursor, count)
+
+
+def _stray(world: World, leader: LeaderSteps, ticket: bytes, *ids: bytes, owner: str = "stranger", idle_ms: int = _IDLE_MS) -> list[bytes]:
+    """Entries that were handed to somebody whom we do not know."""
+    made = world.parked(leader, ticket, *ids)
+    world.make_idle(owner, idle_ms, *made)
+    return made
+
+
+def test_what_a_stranger_left_comes_to_master_with_its_ticket_and_former_owner(world: World) -> None:
+    leader = world.elect()
+    ids = _stray(world, leader, b"T", *TRICKY_IDS)
+    assert _sweep(leader) == Swept(b"0-0", [(Found(entry_id, b"T"), b"stranger") for entry_id in ids], [])
+    assert world.pending() == {b"master": ids}
+    assert set(world.deliveries().values()) == {1}, "a sweep is no delivery"
+
+
+def test_the_same_call_twice_finds_nothing_more(world: World) -> None:
+    """The reply was lost: what was swept is under ``master``, and a new epoch finds it there."""
+    leader = world.elect()
+    ids = _stray(world, leader, b"T", b"1-1", b"2-1")
+    _sweep(leader)
+    with world.unchanged():
+        assert _sweep(leader).strays == []
+    assert [found.id for found in leader.read_parked(None, 10).found] == ids
+
+
+def test_what_is_not_idle_for_long_is_left_where_it_is(world: World) -> None:
+    leader = world.elect()
+    _stray(world, leader, b"T", idle_ms=_LIMIT_MS // 2)
+    with world.unchanged():
+        assert _sweep(leader).strays == []
+    world.apart_because = "a stranger has something"
+
+
+def test_a_known_owner_with_a_lease_keeps_everything_however_idle(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    ids = world.owned(leader, a, b"T", b"1-1", b"2-1") + world.owned(leader, b, b"U", b"3-1")
+    world.make_idle(a.incarnation, _IDLE_MS, *ids[:2])
+    world.make_idle(b.incarnation, _IDLE_MS, *ids[2:])
+    b.steps.drain(60_000)
+    with world.unchanged():
+        assert _sweep(leader, [a.incarnation, b.incarnation]) == Swept(b"0-0", [], [])
+    leader.revoke(a.incarnation)
+    with world.unchanged():
+        assert _sweep(leader, [b.incarnation, a.incarnation]) == Swept(b"0-0", [], [])
+
+
+def test_a_known_owner_without_a_lease_keeps_nothing(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    mine, theirs = world.owned(leader, a, b"T"), world.owned(leader, b, b"U")
+    world.make_idle(a.incarnation, _IDLE_MS, *mine)
+    world.make_idle(b.incarnation, _IDLE_MS, *theirs)
+    world.end_lease(a)
+    assert _sweep(leader, [a.incarnation, b.incarnation]).strays == [(Found(mine[0], b"T"), a.name)]
+    assert world.pending() == {b"master": mine, b.name: theirs}
+    world.apart_because = "the record of a dead owner stays until the end of its recovery"
+
+
+def test_after_a_sweep_of_a_dead_owner_the_end_of_its_recovery_names_what_was_swept(world: World) -> None:
+    """Whoever frees the ticket must know of it before anything later of the ticket is planned."""
+    leader, a = world.elect(), world.join("a")
+    swept = world.owned(leader, a, b"T", b"1-1")
+    world.make_idle(a.incarnation, _IDLE_MS, *swept)
+    left = world.owned(leader, a, b"T", b"2-1")
+    world.end_lease(a)
+    _sweep(leader, [a.incarnation])
+    assert [found.id for found in leader.take_back(a.incarnation, 10).found] == left
+    assert leader.free_tickets(a.incarnation, [b"T"]) == Freed([], [(swept[0], b"T")])
+    assert world.state() == ({b"master": swept + left}, {}, [])
+
+
+def test_reserved_names_keep_what_they_have(world: World) -> None:
+    leader = world.elect()
+    parked = _stray(world, leader, b"T", owner="master")
+    halted = _stray(world, leader, b"U", owner="halted")
+    with world.unchanged():
+        assert _sweep(leader) == Swept(b"0-0", [], [])
+    assert world.pending() == {b"master": parked, b"halted": halted}
+
+
+def test_a_deposed_leader_sweeps_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+    leader = world.elect()
+    _stray(world, leader, b"T")
+    depose(leader)
+    with world.unchanged(), pytest.raises(Fenced):
+        _sweep(leader)
+    world.apart_because = "a stranger has something"
+
+
+def test_the_cursor_reaches_what_lies_behind_many_entries_of_the_living(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", *[b"%d-1" % n for n in range(1, 101)])
+    ids = _stray(world, leader, b"U", b"200-1", b"201-1")
+    found, cursor, calls = [], b"0-0", 0
+    while calls == 0 or cursor != b"0-0":
+        swept = _sweep(leader, [a.incarnation], cursor, count=3)
+        found += [stray.id for stray, _ in swept.strays]
+        cursor, calls = swept.cursor, calls + 1
+    assert found == ids
+    assert calls == 4, "ten times as many entries as are claimed are looked at per call"
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_page_that_the_living_fill_gives_everything_back(world: World, idle: bool) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", *TRICKY_IDS)
+    if idle:
+        world.make_idle(a.incarnation, _IDLE_MS, *ids)
+    cursor = b"0-0"
+    with world.unchanged():
+        for _ in range(20):
+            cursor = _sweep(leader, [a.incarnation], cursor, count=2).cursor
+            assert world.broken() == []
+
+
+@pytest.mark.parametrize("ticket", NASTY_TICKETS)
+def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
+    leader = world.elect()
+    [entry_id] = _stray(world, leader, ticket)
+    assert _sweep(leader).strays == [(Found(entry_id, ticket), b"stranger")]
+
+
+def test_an_owner_is_any_bytes(world: World) -> None:
+    leader = world.elect()
+    [entry_id] = world.parked(leader, b"T")
+    owner = b"\xff\0 \n%S"
+    world.make_idle(owner, _IDLE_MS, entry_id)
+    assert _sweep(leader).strays == [(Found(entry_id, b"T"), owner)]
+
+
+def test_a_stray_without_its_body_is_a_dead_letter_once(world: World) -> None:
+    leader = world.elect()
+    first, second = _stray(world, leader, b"T", b"1-1", b"2-1")
+    world.delete(first)
+    assert _sweep(leader) == Swept(b"0-0", [(Found(second, b"T"), b"stranger")], [first])
+    assert _sweep(leader) == Swept(b"0-0", [], [])
+    assert world.pending() == {b"master": [second]}
+    assert world.state().letters() == [(first, b"", b"body_gone")]
+    assert world.dead()[0][b"usher-owner"] == b"stranger"
+
+
+@pytest.mark.parametrize("owner", ["master", "halted"])
+def test_a_parked_or_halted_entry_without_its_body_is_never_dropped_without_a_letter(world: World, owner: str) -> None:
+    """From 7.0 on XAUTOCLAIM drops it, however fresh it is; before, it stays, and whoever gets it finds no body."""
+    leader = world.elect()
+    [entry_id] = _stray(world, leader, b"T", owner=owner, idle_ms=0)
+    world.delete(entry_id)
+    swept = _sweep(leader)
+    if world.claiming_drops_the_bodiless:
+        assert swept.gone == [entry_id]
+        assert world.pending() == {}
+        assert world.state().letters() == [(entry_id, b"", b"body_gone")]
+        assert world.dead()[0][b"usher-owner"] == owner.encode()
+    else:
+        assert swept.gone == []
+        assert world.pending() == {owner.encode(): [entry_id]}
+
+
+def test_what_a_living_owner_has_without_its_body_stays_its_own_to_end(world: World) -> None:
+    """From 7.0 on the pending list loses it; the index still names it, and the owner's acknowledgement takes it from there."""
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.delete(first)
+    index = world.state().index
+    assert _sweep(leader, [a.incarnation]) == Swept(b"0-0", [], [])
+    assert world.pending() == {a.name: [second] if world.claiming_drops_the_bodiless else [first, second]}
+    assert world.state().index == index
+    assert world.dead() == []
+    assert a.steps.ack({b"T": [first]}, b"", 0).done == {b"T": [first]}
+    assert world.pending() == {a.name: [second]}
+
+
+def test_thousands_are_found_in_one_call(world: World) -> None:
+    leader = world.elect()
+    ids = world.send_many([b"T"] * 5000)
+    leader.fetch(10_000)
+    world.make_idle("stranger", _IDLE_MS, *ids)
+    assert [stray.id for stray, _ in _sweep(leader, count=6000).strays] == ids
+
+
+def test_thousands_of_consumers_may_be_known(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    world.make_idle(a.incarnation, _IDLE_MS, *ids)
+    known = [f"x:{n}" for n in range(9000)]
+    with world.unchanged():
+        assert _sweep(leader, [*known, a.incarnation]).strays == []
+
+
+def test_a_group_that_is_gone_is_said_to_be_gone(world: World) -> None:
+    leader = world.elect()
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    with pytest.raises(GroupMissing):
+        _sweep(leader)
+    world.make_group()

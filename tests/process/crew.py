@@ -1,0 +1,235 @@
+"""Masters and consumers as programs of their own, on whatever Redis a test has made, and what they wrote: logs, and records of handlers."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from common.commands.leader import is_well, living_consumers
+from common.commands.local import quiet_port
+from common.demo.records import Execution, RecordReader
+from common.errors import NotNow, ReplyUnknown
+from common.keys import Keys
+from common.redis_client import Link
+from common.stream_id import rank
+from tests.process.machine import USHER, environ_for, kill_all_of, until
+
+KEYS = Keys("ticket_stream", "concurrency_stream_group")
+#: Messages of one round trip of the producer.
+_AT_ONCE = 20
+#: Short lives, so that a test sees the end of one.
+_QUICK = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_LOG_FORMAT": "json"}
+
+
+class Crew:
+    """Programs of one system; ``with`` ends them all, however the test went."""
+
+    def __init__(self, folder: Path, redis_url: str, **environ: str) -> None:
+        self.folder = folder
+        self.records = folder / "records"
+        self.records.mkdir()
+        (folder / "logs").mkdir()
+        self._reader = RecordReader(self.records)
+        self._killed_ns: dict[int, int] = {}
+        ours = {"USHER_REDIS_URL": redis_url, "USHER_STATE_DIR": str(folder / "state"), "USHER_DEMO_FOLDER": str(self.records)}
+        self._environ = environ_for(folder, **(_QUICK | ours | environ))
+        self.masters: list[str] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        kill_all_of(self.folder)
+        for process in self.processes.values():
+            process.wait(10)
+
+    # ---- programs ------------------------------------------------------------------------------------------------------------
+
+    def start(self, masters: int, consumers: Iterable[str], handler: str = "common.demo.handlers:record", **environ: str) -> None:
+        """Start all and wait until every consumer is registered."""
+        for _ in range(masters):
+            self.start_master()
+        names = list(consumers)
+        for name in names:
+            self.start_consumer(name, handler, **environ)
+        until(lambda: living_consumers(self.masters) >= set(names), 30, f"consumers are registered\n{self.log()}")
+
+    def start_master(self) -> None:
+        port = quiet_port(1, random.Random())
+        self.masters.append(f"http://127.0.0.1:{port}")
+        self._start(f"master-{len(self.masters)}", "master", USHER_BIND=f"127.0.0.1:{port}")
+
+    def start_consumer(self, name: str, handler: str, **environ: str) -> None:
+        self._start(name, "consumer", USHER_CONSUMER_NAME=name, USHER_HANDLER=handler, USHER_MASTER_URLS=",".join(self.masters), **environ)
+
+    def _start(self, name: str, *words: str, **environ: str) -> None:
+        with (self.folder / "logs" / name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*USHER, *words], env=self._environ | environ, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def worker_of(self, name: str) -> int:
+        """Process id of the worker that does the program's work (its parent only watches it)."""
+        return next(child.pid for child in psutil.Process(self.processes[name].pid).children())
+
+    def stop(self, name: str, within_s: float = 20) -> int:
+        """SIGTERM, and its exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGTERM)
+        return process.wait(within_s)
+
+    def is_well(self) -> bool:
+        return all(is_well(url)[0] for url in self.masters)
+
+    def kill_worker(self, name: str) -> None:
+        """kill -9 of the process that runs the handlers; its parent brings a new one."""
+        pid = self.worker_of(name)
+        psutil.Process(pid).kill()
+        self._killed_ns[pid] = time.monotonic_ns()
+
+    # ---- what they wrote -----------------------------------------------------------------------------------------------------
+
+    def log(self) -> str:
+        """All logs, for the message of a failed test."""
+        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-6000:]}" for file in sorted((self.folder / "logs").iterdir()))
+
+    def events(self, action: str, of: str = "") -> list[dict[str, Any]]:
+        """What was logged under ``action``, by programs whose name begins with ``of``, in order of time."""
+        found = []
+        for file in sorted((self.folder / "logs").glob(f"{of}*")):
+            for line in file.read_text(errors="replace").splitlines():
+                if line.startswith("{") and (record := json.loads(line))["action"] == action:
+                    found.append(record)
+        return sorted(found, key=lambda record: int(record["time_ms"]))
+
+    def executions(self) -> list[Execution]:
+        self._reader.poll()
+        return sorted(self._reader.executions(), key=lambda run: run.start_ns)
+
+    def cut_off_ns(self, run: Execution) -> int | None:
+        """When an execution that has no end was ended with its process: by us, or by the process itself."""
+        if run.pid in self._killed_ns:
+            return self._killed_ns[run.pid]
+        ahead_ns = time.time_ns() - time.monotonic_ns()
+        left_ns = (int(left["time_ms"]) * 1_000_000 - ahead_ns for left in self.events("worker_leaves", run.consumer))
+        return next((at_ns for at_ns in left_ns if at_ns + 1_000_000 > run.start_ns), None)
+
+    def handled(self) -> set[str]:
+        """Stream ids of messages whose handler has ended."""
+        return {run.stream_id for run in self.executions() if run.end_ns is not None}
+
+    def wait_until_handled(self, ids: Iterable[str], within_s: float) -> None:
+        wanted = set(ids)
+        until(lambda: wanted <= self.handled(), within_s, f"{len(wanted - self.handled())} of {len(wanted)} more messages are handled\n{self.log()}")
+
+    def wait_until_settled(self, link: Link, within_s: float = 15) -> None:
+        """Nothing is pending and nothing is in processing."""
+
+        def is_settled() -> bool:
+            pending, tickets = link.pipeline([("XPENDING", KEYS.stream, KEYS.group), ("HLEN", KEYS.tickets)])
+            return isinstance(pending, list) and pending[0] == 0 and tickets == 0
+
+        until(is_settled, within_s, f"pending list and index are empty\n{self.log()}")
+
+
+# ---- the promise -------------------------------------------------------------------------------------------------------------
+
+
+class Producer:
+    """Sends numbered messages, round about, and says which were accepted. What was not sure is not sent again."""
+
+    def __init__(self, link: Link, tickets: int, per_second: float = 1000.0) -> None:
+        self._link = link
+        self._tickets = tickets
+        self._per_second = per_second
+        self._next = 0
+        self.accepted: list[str] = []
+        self.unknown = 0
+
+    def send(self, count: int, within_s: float = 30) -> None:
+        """The next ``count`` messages; waits while Redis is away."""
+        deadline_s = time.monotonic() + within_s
+        for _ in range(0, count, _AT_ONCE):
+            self._batch([self._command() for _ in range(_AT_ONCE)], deadline_s)
+            time.sleep(_AT_ONCE / self._per_second)
+
+    def _command(self) -> tuple[Any, ...]:
+        self._next += 1
+        return ("XADD", KEYS.stream, "*", "ticket_id", f"T{self._next % self._tickets}", "number", self._next)
+
+    def _batch(self, commands: list[tuple[Any, ...]], deadline_s: float) -> None:
+        while commands:
+            assert time.monotonic() < deadline_s, "Redis did not come back"
+            try:
+                replies = self._link.pipeline(commands)
+            except ReplyUnknown:
+                self.unknown += len(commands)
+                return
+            except NotNow:
+                time.sleep(0.05)
+                continue
+            self.accepted += [reply.decode() for reply in replies if isinstance(reply, bytes)]
+            commands = [command for command, reply in zip(commands, replies, strict=True) if isinstance(reply, NotNow)]
+            if commands:
+                time.sleep(0.05)
+
+
+def ids_in(link: Link) -> list[str]:
+    """All entries that the stream holds, in order."""
+    return [entry_id.decode() for entry_id, _ in link.call("XRANGE", KEYS.stream, "-", "+")]
+
+
+def out_of_order(executions: Iterable[Execution]) -> list[str]:
+    """First starts of messages that came after the first start of a later one of their ticket. At least once: repeats are no matter."""
+    furthest: dict[str, int] = {}
+    started: set[str] = set()
+    found = []
+    for run in executions:
+        if run.stream_id in started:
+            continue
+        started.add(run.stream_id)
+        place = rank(run.stream_id.encode())
+        if place < furthest.get(run.ticket, -1):
+            found.append(f"{run.stream_id} of {run.ticket} started after a later one")
+        furthest[run.ticket] = max(furthest.get(run.ticket, -1), place)
+    return found
+
+
+def overlaps(executions: Iterable[Execution], cut_off_ns: Callable[[Execution], int | None]) -> list[str]:
+    """Executions that started while another one of their ticket ran. ``cut_off_ns``: when one that has no end was ended with its process."""
+    by_ticket: dict[str, list[Execution]] = defaultdict(list)
+    for run in executions:
+        by_ticket[run.ticket].append(run)
+    found = []
+    for history in by_ticket.values():
+        for before, run in zip(history, history[1:], strict=False):
+            end_ns = before.end_ns if before.end_ns is not None else cut_off_ns(before)
+            if end_ns is None or run.start_ns < end_ns:
+                found.append(f"{run.stream_id} of {run.ticket} started on {run.consumer} while {before.stream_id} ran on {before.consumer}")
+    return found
+
+
+def repeated(executions: Iterable[Execution]) -> set[str]:
+    """Stream ids of messages that were started more than once."""
+    seen: set[str] = set()
+    again: set[str] = set()
+    for run in executions:
+        (again if run.stream_id in seen else seen).add(run.stream_id)
+    return again
+
+
+def longest_pause_s(executions: Iterable[Execution]) -> float:
+    """The longest time in which no handler started."""
+    starts = [run.start_ns for run in executions]
+    return max((later - earlier for earlier, later in zip(starts, starts[1:], strict=False)), default=0) / 1e9

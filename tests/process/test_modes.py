@@ -1,0 +1,88 @@
+"""The whole system on Sentinel and on a cluster: real servers, real programs, a failover or a moving slot in the middle."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.endpoints import near
+from common.redis_client import Link
+from tests.process.crew import KEYS, Crew, Producer, ids_in, longest_pause_s, out_of_order, overlaps, repeated
+from tests.process.machine import kill_all_of, processes_of
+from tests.topologies import Cluster, UnderSentinel, figures
+
+pytestmark = pytest.mark.process
+
+_MESSAGES, _TICKETS = 2000, 60
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
+        yield Path(name)
+        left = processes_of(Path(name))
+        kill_all_of(Path(name))
+        assert not left
+
+
+def check_promise(crew: Crew, link: Link) -> None:
+    """All that is in the stream is handled, in order, one at a time."""
+    there = ids_in(link)
+    crew.wait_until_handled(there, within_s=30)
+    crew.wait_until_settled(link)
+    executions = crew.executions()
+    assert out_of_order(executions) == []
+    assert overlaps(executions, crew.cut_off_ns) == []
+    assert link.call("XLEN", KEYS.dead) == 0
+
+
+def test_sentinel_with_a_failover_in_the_middle(folder: Path) -> None:
+    """Replication is asynchronous: the tail of sends and acknowledgements may be lost. What the new master has is handled."""
+    with UnderSentinel(folder) as pair, Crew(folder, pair.url, USHER_DEMO_WORK_MS="1") as crew:
+        crew.start(2, ["c1", "c2"])
+        link = Link(pair.url, "test")
+        producer = Producer(link, _TICKETS)
+        producer.send(_MESSAGES // 2)
+        pair.first.kill()
+        killed_s = time.monotonic()
+        producer.send(_MESSAGES // 2)
+        check_promise(crew, link)
+        assert pair.second.role() == "master"
+        there = set(ids_in(link))
+        lost = [entry_id for entry_id in producer.accepted if entry_id not in there]
+        executions = crew.executions()
+        after = [run.start_ns / 1e9 - killed_s for run in executions if run.start_ns / 1e9 > killed_s + 0.5]
+        figures(
+            seconds_without_handlers=longest_pause_s(executions),
+            first_handler_after_kill_s=after[0],
+            accepted=len(producer.accepted),
+            accepted_and_lost=len(lost),
+            unknown=producer.unknown,
+            repeated=len(repeated(executions)),
+        )
+        assert len(there) > _MESSAGES * 0.8, "the failover is in the middle, not at the end"
+        link.close()
+
+
+def test_cluster_with_a_slot_that_moves_in_the_middle(folder: Path) -> None:
+    """Nothing is lost when a slot moves: all that was accepted is handled, once."""
+    with Cluster(folder) as cluster, Crew(folder, cluster.url, USHER_DEMO_WORK_MS="1") as crew:
+        crew.start(2, ["c1", "c2"])
+        link = Link(near(cluster.url, KEYS.stream), "test")
+        producer = Producer(link, _TICKETS)
+        producer.send(_MESSAGES // 2)
+        target = cluster.another_than(cluster.owner_of(KEYS.stream))
+        cluster.move_slot_of(KEYS.stream, target)
+        producer.send(_MESSAGES // 2)
+        check_promise(crew, link)
+        assert cluster.owner_of(KEYS.stream) is target
+        assert set(producer.accepted) == set(ids_in(link))
+        assert len(producer.accepted) == _MESSAGES
+        executions = crew.executions()
+        figures(seconds_without_handlers=longest_pause_s(executions), repeated=len(repeated(executions)))
+        assert not repeated(executions)
+        link.close()

@@ -1,0 +1,130 @@
+"""Where a lost group begins again: the table row by row, and every small case against what it is for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from common.stream_id import Position, Span, rank
+from master.policy.group_loss import Restart, reached, restart
+
+DONE = Position(b"20-0", None)
+OPEN = Position(b"20-0", b"10-0")
+BELOW_OPEN = b"9-18446744073709551615"
+
+
+@pytest.mark.parametrize("span", [None, Span(None, b"5-0"), Span(b"1-0", b"5-0")])
+def test_without_a_position_it_is_the_first_time(span: Span | None) -> None:
+    assert restart(None, span) == Restart(b"0-0", first_time=True)
+
+
+@pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
+def test_a_stream_that_is_gone_may_come_back_with_any_ids(position: Position, lost: tuple[bytes, bytes] | None) -> None:
+    """It was deleted, perhaps because its ids had been poisoned: at the saved position lower ids would never be read."""
+    assert restart(position, None) == Restart(b"0-0", None, lost)
+
+
+@pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
+def test_a_new_stream_whose_ids_are_below_what_was_delivered_is_read_from_its_beginning(position: Position, lost: tuple[bytes, bytes] | None) -> None:
+    assert restart(position, Span(b"1-0", b"19-99")) == Restart(b"0-0", None, lost)
+    assert restart(position, Span(None, b"19-99")) == Restart(b"0-0", None, lost)
+
+
+def test_nothing_was_pending_and_nothing_is_gone() -> None:
+    assert restart(DONE, Span(b"1-0", b"20-0")) == Restart(b"20-0")
+    assert restart(DONE, Span(b"1-0", b"30-0")) == Restart(b"20-0")
+    assert restart(DONE, Span(b"25-0", b"30-0")) == Restart(b"20-0")
+
+
+def test_what_was_pending_may_repeat_and_nothing_is_lost() -> None:
+    for first in (b"1-0", b"9-0", b"10-0"):
+        assert restart(OPEN, Span(first, b"30-0")) == Restart(BELOW_OPEN, (b"10-0", b"20-0"))
+
+
+def test_the_newest_entry_was_deleted_after_it_was_done_the_stream_is_the_same_one() -> None:
+    """The last id is that of the stream, not of an entry: else everything would come again."""
+    assert restart(DONE, Span(b"1-0", b"20-0")) == Restart(b"20-0")
+    assert restart(DONE, Span(None, b"20-0")) == Restart(b"20-0")
+
+
+def test_a_stream_that_begins_above_the_floor_has_lost_what_was_below() -> None:
+    assert restart(OPEN, Span(b"15-0", b"30-0")) == Restart(BELOW_OPEN, (b"15-0", b"20-0"), (b"10-0", b"14-18446744073709551615"))
+    assert restart(OPEN, Span(b"20-0", b"20-0")) == Restart(BELOW_OPEN, (b"20-0", b"20-0"), (b"10-0", b"19-18446744073709551615"))
+
+
+def test_a_stream_that_begins_above_all_that_was_delivered_has_lost_all_that_was_not_done() -> None:
+    assert restart(OPEN, Span(b"20-1", b"30-0")) == Restart(BELOW_OPEN, None, (b"10-0", b"20-0"))
+    assert restart(OPEN, Span(None, b"20-0")) == Restart(BELOW_OPEN, None, (b"10-0", b"20-0"))
+
+
+def test_the_only_entry_ever_read_is_pending() -> None:
+    assert restart(Position(b"5-1", b"5-1"), Span(b"5-1", b"5-1")) == Restart(b"5-0", (b"5-1", b"5-1"))
+
+
+def test_nothing_was_ever_read() -> None:
+    assert restart(Position(b"0-0", None), Span(b"1-0", b"9-0")) == Restart(b"0-0")
+    assert restart(Position(b"0-0", None), None) == Restart(b"0-0")
+
+
+def test_when_the_position_is_gone_from_redis_too_all_that_is_there_comes() -> None:
+    assert restart(OPEN, None, saved=False) == Restart(b"0-0", None, (b"10-0", b"20-0"))
+    assert restart(OPEN, Span(b"25-0", b"30-0"), saved=False) == Restart(b"0-0", None, (b"10-0", b"20-0"))
+    assert restart(DONE, Span(b"25-0", b"30-0"), saved=False) == Restart(b"0-0")
+
+
+def test_when_only_our_keys_are_gone_all_that_is_there_repeats_and_that_is_said() -> None:
+    assert restart(DONE, Span(b"1-0", b"30-0"), saved=False) == Restart(b"0-0", (b"1-0", b"20-0"))
+
+
+def test_memory_adds_what_was_read_since_the_position_was_noted() -> None:
+    assert reached(DONE, DONE, b"20-0") == DONE
+    assert reached(DONE, DONE, b"25-0") == Position(b"25-0", b"20-1"), "what came after it counts as not done"
+    assert reached(OPEN, OPEN, b"25-0") == Position(b"25-0", b"10-0")
+    assert reached(OPEN, OPEN, b"3-0") == OPEN, "older than what was noted"
+
+
+def test_what_another_master_saved_since_counts_alone() -> None:
+    assert reached(Position(b"30-0", None), OPEN, b"25-0") == Position(b"30-0", None)
+    assert reached(OPEN, None, b"25-0") == OPEN
+
+
+def test_when_nothing_is_saved_memory_is_all_there_is() -> None:
+    assert reached(None, None, b"0-0") is None
+    assert reached(None, DONE, b"20-0") == DONE
+    assert reached(None, OPEN, b"25-0") == Position(b"25-0", b"10-0")
+
+
+def test_every_small_case_keeps_what_it_is_for() -> None:
+    """Streams of up to five entries, any of them done, deleted or read by the group: nothing that is left and not done is skipped, what
+    comes again was announced, and what is announced as lost covers all that is lost."""
+    cases = 0
+    for delivered in range(1, 5):
+        for done in itertools.product((False, True), repeat=delivered):
+            for kept in itertools.product((False, True), repeat=5):
+                _check_small_case(delivered, done, kept)
+                cases += 1
+    assert cases == (2 + 4 + 8 + 16) * 32
+
+
+def _check_small_case(delivered: int, done: tuple[bool, ...], kept: tuple[bool, ...]) -> None:
+    """Entries 1-0 .. 5-0; the group had read the first ``delivered`` of them."""
+    entries = [b"%d-0" % n for n in range(1, 6)]
+    open_ids = [entry for entry, is_done in zip(entries, done, strict=False) if not is_done]
+    left = [entry for entry, is_kept in zip(entries, kept, strict=True) if is_kept]
+    position = Position(entries[delivered - 1], open_ids[0] if open_ids else None)
+    made = restart(position, Span(left[0] if left else None, entries[-1]))
+    comes = {entry for entry in left if rank(entry) > rank(made.start)}
+    assert set(left) - set(entries[:delivered]) <= comes, "what was never read comes"
+    assert set(open_ids) & set(left) <= comes, "what was not done comes"
+    assert comes & set(entries[:delivered]) <= _between(made.repeat, entries)
+    # A hole in the middle is not seen by looking at the ends of the stream; what the stream lost at its beginning is.
+    trimmed = {entry for entry in open_ids if not left or rank(entry) < rank(left[0])}
+    assert trimmed <= _between(made.lost, entries)
+    assert not _between(made.lost, entries) & set(left)
+
+
+def _between(ends: tuple[bytes, bytes] | None, entries: list[bytes]) -> set[bytes]:
+    if ends is None:
+        return set()
+    return {entry for entry in entries if rank(ends[0]) <= rank(entry) <= rank(ends[1])}
