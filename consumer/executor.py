@@ -12,7 +12,7 @@ from common.log import event
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.policy.acks import Finished
-from consumer.policy.outcome import Bury, RetryPolicy, decide
+from consumer.policy.outcome import Bury, RetryPolicy, decide, told
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Executor:
         self.failed += 1
         decision = decide(problem, message.attempt, self._policy, self._rng)
         facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt}
-        facts["error"] = repr(problem)[:500]
+        facts["error"] = told(problem)[:500]
         if isinstance(decision, Bury):
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
             self.bury(lane, message, decision)

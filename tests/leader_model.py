@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.registration import Registration, name_of
 from common.stream_id import rank
-from master.leader_steps import Found, Rejected, TakenPage
+from master.leader_steps import Found, Freed, Rejected, TakenPage
 from master.policy.dispatch import Board
 from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply, Verdict
 from master.recoverer import Recoverer
@@ -240,18 +240,20 @@ class RedisModel:
                     del self.index[ticket or b""]
         return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> list[bytes] | None:
-        """free_tickets.lua: the tickets that somebody else has; None if it lives or has something."""
+    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
+        """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it lives or has something."""
         if self.lives(incarnation) or self.held_by(incarnation):
             return None
-        others = []
+        others, parked = [], []
+        under_master = set(self.held_by(MASTER))
         for ticket in tickets:
             record = self.index.get(ticket)
             if record is not None and record.owner == incarnation:
+                parked += [(entry_id, ticket) for entry_id in record.ids if entry_id in under_master]
                 del self.index[ticket]
             elif record is not None:
                 others.append(ticket)
-        return others
+        return Freed(others, parked)
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""
@@ -290,8 +292,8 @@ class Leader:
                 pass
             consumer = board.consumers.get(incarnation)
             if consumer is not None:
-                others = redis.free_tickets(incarnation, list(consumer.tickets))
-                for ticket in board.recovered(incarnation, others or ()):
+                freed = redis.free_tickets(incarnation, list(consumer.tickets))
+                for ticket in board.recovered(incarnation, freed.others if freed is not None else ()):
                     board.clear_record(ticket)
         board.take_in(redis.read_parked())
         return leader

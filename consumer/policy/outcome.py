@@ -37,6 +37,15 @@ class Bury:
 _LONGEST_ERROR = 4000
 
 
+def told(raised: BaseException) -> str:
+    """What is kept of an error: type and text, cut. A handler's own exception may even fail to say what it is."""
+    try:
+        text = str(raised)
+    except Exception as problem:
+        text = f"(its text cannot be had: {type(problem).__name__})"
+    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR]
+
+
 def decide(raised: BaseException, attempt: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
     """
     ==================  ====================  =================================
@@ -48,7 +57,7 @@ def decide(raised: BaseException, attempt: int, policy: RetryPolicy, rng: random
     anything else       no                    Bury("attempts_exhausted")
     ==================  ====================  =================================
     """
-    error = f"{type(raised).__name__}: {raised}"[:_LONGEST_ERROR]
+    error = told(raised)
     if isinstance(raised, GiveUp):
         return Bury("gave_up", error)
     if isinstance(raised, RetryLater):

@@ -39,15 +39,13 @@ class Board:
         elif consumer.accepts != accepts:
             consumer.accepts, consumer.slots, consumer.capacity = accepts, slots, capacity
             self._rank()
-        if accepts:
-            for name_ in [t for t in consumer.tickets if self.tickets[t].parked]:
-                self._queue(self.tickets[name_])
+        for ticket in [self.tickets[of_it] for of_it in consumer.tickets] if accepts else ():
+            self._queue(ticket)
         return consumer
 
     def lose(self, incarnation: str) -> bool:
         """An incarnation's lease has ended: its tickets are recovered before anything of them is planned. False if it is not known."""
-        consumer = self.consumers.get(incarnation)
-        if consumer is None:
+        if (consumer := self.consumers.get(incarnation)) is None:
             return False
         consumer.accepts = False
         for name in consumer.tickets:
@@ -66,8 +64,7 @@ class Board:
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
         """All that a lost incarnation had is under ``master``; its tickets are free. Returns those of ``others`` that must be read again."""
-        consumer = self.consumers.pop(incarnation, None)
-        if consumer is None:
+        if (consumer := self.consumers.pop(incarnation, None)) is None:
             return ()
         self.in_flight -= consumer.in_flight
         unsure = set(others)
@@ -92,7 +89,7 @@ class Board:
 
     def arrive(self, entry_id: bytes, name: bytes) -> bool:
         """A new entry, above every id seen before. False: it is in processing already (the group was lost and reads it again)."""
-        ticket = self.tickets.get(name)
+        ticket = self.tickets.get(name)  # not by _ticket(): this line runs for every message
         if ticket is None:
             ticket = self.tickets[name] = Ticket(name)
         elif entry_id in ticket.running:
@@ -115,9 +112,7 @@ class Board:
         for entry_id, name in entries:
             by_ticket.setdefault(name, []).append(entry_id)
         for name, ids in by_ticket.items():
-            ticket = self.tickets.get(name)
-            if ticket is None:
-                ticket = self.tickets[name] = Ticket(name)
+            ticket = self._ticket(name)
             ran = [entry_id for entry_id in ids if entry_id in ticket.running]
             for entry_id in ran:
                 del ticket.running[entry_id]
@@ -125,6 +120,12 @@ class Board:
                 self._lighter(ticket.owner, len(ran))
             self._park(ticket, ids)
             self._settle(ticket)
+
+    def _ticket(self, name: bytes) -> Ticket:
+        ticket = self.tickets.get(name)
+        if ticket is None:
+            ticket = self.tickets[name] = Ticket(name)
+        return ticket
 
     def _park(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
         """Put ids, in id order, to their places; usually all below or all above what is there."""
@@ -140,8 +141,7 @@ class Board:
     def acknowledged(self, incarnation: str, name: bytes, ids: Iterable[bytes], now_s: float) -> list[str]:
         """A report: these ids are done. Per id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (somebody else has
         the ticket). By id and incarnation, never by counting: doubled, late or reordered reports change nothing."""
-        ticket = self.tickets.get(name)
-        if ticket is None:
+        if (ticket := self.tickets.get(name)) is None:
             return ["gone" for _ in ids]
         owner = ticket.owner
         if owner is None or owner.incarnation != incarnation:
@@ -334,9 +334,7 @@ class Board:
 
         Returns the incarnation to recover when its owner is not among the living, else None.
         """
-        ticket = self.tickets.get(name)
-        if ticket is None:
-            ticket = self.tickets[name] = Ticket(name)
+        ticket = self._ticket(name)
         self._disown(ticket)
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.touched_s = now_s
@@ -377,9 +375,7 @@ class Board:
 
     def halt(self, name: bytes) -> None:
         """The ticket's record cannot be read: nothing of it moves until somebody has looked."""
-        ticket = self.tickets.get(name)
-        if ticket is None:
-            ticket = self.tickets[name] = Ticket(name)
+        ticket = self._ticket(name)
         self._disown(ticket)
         ticket.standing = Standing.HALTED
 

@@ -35,6 +35,7 @@ class Plan:
     faults: Faults
     must: tuple[str, ...] = ()
     strict: bool = False
+    tokens: bool = True
     shape: Shape = field(default_factory=Shape)
     load: Load = field(default_factory=Load)
     seconds: float = 5.0

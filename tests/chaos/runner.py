@@ -53,13 +53,13 @@ class Outcome:
         return told + "   " + " ".join(f"{name}={f[name]}" for name in self.plan.must)
 
 
-def run(plan: Plan, seed: int, seconds: float, folder: Path) -> Verdict:
-    """One run in ``folder``, which is left as it is."""
-    with Cluster(folder, seed, plan.shape, plan.load) as cluster:
+def run(plan: Plan, seed: int, seconds: float, folder: Path, system: type[Cluster] = Cluster) -> Verdict:
+    """One run in ``folder``, which is left as it is. ``system`` says which system is started."""
+    with system(folder, seed, plan.shape, plan.load) as cluster:
         cluster.begin()
         time.sleep(plan.warm_s)
         plan.faults(cluster, seconds)
-        terms = {"strict": plan.strict, "must": list(plan.must), "plan": plan.name, "seed": seed}
+        terms = {"strict": plan.strict, "must": list(plan.must), "plan": plan.name, "seed": seed, "tokens": plan.tokens}
         history = cluster.finish(terms, plan.drain_s)
         verdict = judge(history)
         verdict.violations += [Violation(plan.name, text) for text in plan.extra(history, cluster)]

@@ -230,6 +230,7 @@ class ConsumerActor:
         self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
         self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, LEASE_MS)
         self.runs: list[Run] = []
+        self.drains = False
 
     @property
     def name(self) -> bytes:
@@ -276,10 +277,11 @@ class ConsumerActor:
         return [Report(self.incarnation, [(ticket, list(ids))]) for ticket, _, ids in self.reporter._take()]
 
     def begin_drain(self) -> None:
-        """The first part of Drain.run."""
+        """The first part of Drain.run. Only when all of it worked, anything is given back."""
         self.keeper.pause()
         self.drain._steps.drain(LEASE_MS)
         self.drain._read_the_rest()
+        self.drains = True
 
     def give_back(self) -> int:
         return self.drain._give_back()

@@ -149,20 +149,19 @@ class Crew:
 class Producer:
     """Sends numbered messages, round about, and says which were accepted. What was not sure is not sent again."""
 
-    def __init__(self, link: Link, tickets: int, per_second: float = 1000.0) -> None:
+    def __init__(self, link: Link, tickets: int) -> None:
         self._link = link
         self._tickets = tickets
-        self._per_second = per_second
         self._next = 0
         self.accepted: list[str] = []
         self.unknown = 0
 
-    def send(self, count: int, within_s: float = 30) -> None:
-        """The next ``count`` messages; waits while Redis is away."""
+    def send(self, count: int, per_second: float = 1000.0, within_s: float = 30) -> None:
+        """The next ``count`` messages (a multiple of 20); waits while Redis is away."""
         deadline_s = time.monotonic() + within_s
         for _ in range(0, count, _AT_ONCE):
             self._batch([self._command() for _ in range(_AT_ONCE)], deadline_s)
-            time.sleep(_AT_ONCE / self._per_second)
+            time.sleep(_AT_ONCE / per_second)
 
     def _command(self) -> tuple[Any, ...]:
         self._next += 1

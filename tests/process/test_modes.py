@@ -18,6 +18,7 @@ from tests.topologies import Cluster, UnderSentinel, figures
 pytestmark = pytest.mark.process
 
 _MESSAGES, _TICKETS = 2000, 60
+_BURST = 1e6
 
 
 @pytest.fixture
@@ -42,11 +43,12 @@ def check_promise(crew: Crew, link: Link) -> None:
 
 def test_sentinel_with_a_failover_in_the_middle(folder: Path) -> None:
     """Replication is asynchronous: the tail of sends and acknowledgements may be lost. What the new master has is handled."""
-    with UnderSentinel(folder) as pair, Crew(folder, pair.url, USHER_DEMO_WORK_MS="1") as crew:
+    with UnderSentinel(folder) as pair, Crew(folder, pair.url, USHER_DEMO_WORK_MS="4") as crew:
         crew.start(2, ["c1", "c2"])
         link = Link(pair.url, "test")
         producer = Producer(link, _TICKETS)
-        producer.send(_MESSAGES // 2)
+        producer.send(_MESSAGES // 4)
+        producer.send(_MESSAGES // 4, per_second=_BURST)  # so that much is in processing
         pair.first.kill()
         killed_s = time.monotonic()
         producer.send(_MESSAGES // 2)
@@ -70,11 +72,12 @@ def test_sentinel_with_a_failover_in_the_middle(folder: Path) -> None:
 
 def test_cluster_with_a_slot_that_moves_in_the_middle(folder: Path) -> None:
     """Nothing is lost when a slot moves: all that was accepted is handled, once."""
-    with Cluster(folder) as cluster, Crew(folder, cluster.url, USHER_DEMO_WORK_MS="1") as crew:
+    with Cluster(folder) as cluster, Crew(folder, cluster.url, USHER_DEMO_WORK_MS="4") as crew:
         crew.start(2, ["c1", "c2"])
         link = Link(near(cluster.url, KEYS.stream), "test")
         producer = Producer(link, _TICKETS)
-        producer.send(_MESSAGES // 2)
+        producer.send(_MESSAGES // 4)
+        producer.send(_MESSAGES // 4, per_second=_BURST)
         target = cluster.another_than(cluster.owner_of(KEYS.stream))
         cluster.move_slot_of(KEYS.stream, target)
         producer.send(_MESSAGES // 2)

@@ -20,9 +20,9 @@ def kill_consumer(cluster: Cluster, name: str, forget_lock: bool = False) -> Non
     program = cluster.program(name)
     if not program.worker:
         return
-    if forget_lock:
-        lock = cluster.folder / "state" / "locks" / f"{name}.lock"
-        lock.unlink(missing_ok=True)
+    lock = cluster.folder / "state" / "locks" / f"{name}.lock"
+    if forget_lock and lock.exists():
+        lock.unlink()
         lock.touch(0o600)  # now, while the old one is held: else its number would be given to the new one
         cluster.counts["unproven_kills"] += 1
     who, t = program.who, now_ns()

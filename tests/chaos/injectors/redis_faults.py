@@ -66,16 +66,15 @@ def delete_pending(cluster: Cluster, most: int, owner: str = "") -> None:
 
 def trim_all(cluster: Cluster) -> None:
     """XTRIM MAXLEN 0: what is pending and what was never read is gone."""
-    ids = [entry_id for entry_id, _ in cluster.state.call("XRANGE", STREAM, "-", "+")]
     cluster.state.call("XTRIM", STREAM, "MAXLEN", "0")
-    _declare_unfinished(cluster, {cluster.tail.uids.get(entry_id.decode(), "") for entry_id in ids} - {""}, "XTRIM")
+    _declare_unfinished(cluster, "XTRIM")
 
 
 def flush_all(cluster: Cluster) -> None:
     """FLUSHALL: streams, group, leases, everything. Whatever was not finished is lost; what comes later is not."""
     t0 = now_ns()
     cluster.state.call("FLUSHALL")
-    _declare_unfinished(cluster, set(cluster.producer.accepted), "FLUSHALL")
+    _declare_unfinished(cluster, "FLUSHALL")
     cluster.fault("flush_all", t0, now_ns(), "", "service", bound_s=cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S)
 
 
@@ -99,9 +98,12 @@ def _delete(cluster: Cluster, ids: list[bytes], why: str) -> None:
         cluster.counts["deleted_pending"] += int(cluster.state.call("XDEL", STREAM, *(entry_id for entry_id, _ in known)))
 
 
-def _declare_unfinished(cluster: Cluster, uids: set[str], why: str) -> None:
+def _declare_unfinished(cluster: Cluster, why: str) -> None:
+    """All that was accepted, is not in the stream any more, and has no effect yet, is excused."""
+    accepted = set(cluster.producer.accepted)
+    kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
     done = {commit["uid"] for commit in cluster.sink.commits()}
-    cluster.history.write("deleted", uids=sorted(uids - done), why=why)
+    cluster.history.write("deleted", uids=sorted(accepted - kept - done), why=why)
 
 
 def _uid(flat: list[Any]) -> str:

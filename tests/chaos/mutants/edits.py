@@ -47,6 +47,19 @@ class LuaEdit:
 
 
 @dataclass(frozen=True)
+class LuaText:
+    """Another text takes the place of step ``name``."""
+
+    name: str
+    text: str
+
+    def apply(self, set_: Set) -> None:
+        original = scripts.source
+        original(self.name)
+        set_(scripts, "source", lambda name: self.text if name == self.name else original(name))
+
+
+@dataclass(frozen=True)
 class CodeEdit:
     """``old`` becomes ``new`` in the source of a function, named ``module:function`` or ``module:Class.method``."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
 
 from tests.chaos.mutants.edits import Mutant
 from tests.integration.actors import Stage
+
+log = logging.getLogger(__name__)
 
 Story = Callable[[Stage], None]
 
@@ -25,7 +28,7 @@ def rule(*mutants: Mutant) -> Callable[[Story], Story]:
                 without.apply(monkeypatch.setattr)
                 with pytest.raises((AssertionError, pytest.fail.Exception)) as red:  # the latter: an expected error did not come
                     story(stage)
-                print(f"without {without.name!r}: {red.value}")
+                log.info("without %r: %s", without.name, red.value)
 
         # Not functools.wraps: pytest would look through it at the story's parameters.
         test.__name__, test.__qualname__, test.__doc__, test.__module__ = story.__name__, story.__qualname__, story.__doc__, story.__module__

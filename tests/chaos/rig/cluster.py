@@ -111,15 +111,23 @@ class Cluster:
             time.sleep(0.02)
         raise RuntimeError(f"the system did not start within {within_s:.0f} s; its logs are in {self.folder}")
 
-    def _environ(self, name: str) -> dict[str, str]:
-        shape = self.shape
+    def _handler_environ(self, name: str) -> dict[str, str]:
+        """What the handler in a program needs, whatever system it runs in."""
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
             HISTORY_VARIABLE: str(self.history_path),
             SINK_VARIABLE: self.sink.address,
             NAME_VARIABLE: name,
-            "USHER_REDIS_URL": f"redis://127.0.0.1:{self._near(name, 'redis', self.redis.port)}/0",
+        }
+
+    def _redis_url(self, name: str) -> str:
+        return f"redis://127.0.0.1:{self._near(name, 'redis', self.redis.port)}/0"
+
+    def _environ(self, name: str) -> dict[str, str]:
+        shape = self.shape
+        return self._handler_environ(name) | {
+            "USHER_REDIS_URL": self._redis_url(name),
             "USHER_STATE_DIR": str(self.folder / ("state" if shape.shared_state else f"state-{name}")),
             "USHER_TICKET_STREAM": STREAM,
             "USHER_GROUP": GROUP,

@@ -1,0 +1,183 @@
+"""Somebody destroys the group, deletes the stream, or empties Redis under a running system: it goes on by itself and says what that cost."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.embedded import EmbeddedRedis
+from common.redis_client import Link
+from common.stream_id import rank
+from common.streams import pairs
+from tests.process.crew import KEYS, Crew, Producer, ids_in, out_of_order, overlaps, repeated
+from tests.process.machine import kill_all_of, processes_of, until
+from tests.topologies import figures
+
+pytestmark = pytest.mark.process
+
+_TICKETS = 40
+#: Enough to do for two consumers that much is pending, parked and unread when it happens.
+_BACKLOG = 1200
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
+        yield Path(name)
+        left = processes_of(Path(name))
+        kill_all_of(Path(name))
+        assert not left
+
+
+@pytest.fixture
+def link(folder: Path) -> Iterator[Link]:
+    with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
+        made = Link(server.url, "test")
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def crew(folder: Path, link: Link) -> Iterator[Crew]:
+    with Crew(folder, link.url, USHER_DEMO_WORK_MS="10", USHER_CAPACITY="200") as made:
+        made.start(2, ["c1", "c2"])
+        yield made
+
+
+@dataclass(frozen=True)
+class Before:
+    """The group at the moment at which it was destroyed."""
+
+    oldest_pending: str
+    delivered: str
+    entries: list[str]
+
+
+def destroy(link: Link, *command: str) -> Before:
+    """Do it, and see in the same transaction what there was."""
+    look = [("XPENDING", KEYS.stream, KEYS.group), ("XINFO", "GROUPS", KEYS.stream), ("XRANGE", KEYS.stream, "-", "+")]
+    *_, replies = link.pipeline([("MULTI",), *look, command, ("EXEC",)])
+    pending, groups, entries, _ = replies
+    assert pending[0] > 20, "much is in processing"
+    ids = [entry_id.decode() for entry_id, _ in entries]
+    return Before(pending[1].decode(), pairs(groups[0])[b"last-delivered-id"].decode(), ids)
+
+
+def backlog(crew: Crew, link: Link) -> Producer:
+    """Send a lot and wait until some of it is done."""
+    producer = Producer(link, _TICKETS)
+    producer.send(_BACKLOG, per_second=1e6)
+    until(lambda: len(crew.handled()) > _BACKLOG // 6, 20, "some are handled")
+    return producer
+
+
+def what_was_told(crew: Crew) -> dict[str, Any]:
+    """The one ``group_lost`` of the leader."""
+    until(lambda: crew.events("group_lost", "master"), 15, f"the leader tells\n{crew.log()}")
+    [told] = crew.events("group_lost", "master")
+    return told
+
+
+def is_between(entry_id: str, told: str) -> bool:
+    first, dots, last = told.partition("..")
+    return bool(dots) and rank(first.encode()) <= rank(entry_id.encode()) <= rank(last.encode())
+
+
+def test_a_destroyed_group_goes_on_where_it_was_and_the_repeats_are_those_that_were_told(crew: Crew, link: Link) -> None:
+    producer = backlog(crew, link)
+    before = destroy(link, "XGROUP", "DESTROY", KEYS.stream, KEYS.group)
+    began = time.monotonic()
+    producer.send(200)
+    told = what_was_told(crew)
+    crew.wait_until_handled(ids_in(link), within_s=30)
+    crew.wait_until_settled(link)
+    assert told["level"] == "ERROR"
+    assert told["lost"] == "nothing"
+    first, _, last = told["may_repeat"].partition("..")
+    assert last == before.delivered, "exactly what was ever read"
+    assert rank(first.encode()) <= rank(before.oldest_pending.encode()), "the position is noted once a second"
+    executions = crew.executions()
+    again = repeated(executions)
+    assert [entry_id for entry_id in again if not is_between(entry_id, told["may_repeat"])] == []
+    assert out_of_order(executions) == []
+    assert overlaps(executions, crew.cut_off_ns) == []
+    assert not crew.events("worker_leaves"), "no consumer has lost anything"
+    spanned = sum(is_between(entry_id, told["may_repeat"]) for entry_id in before.entries)
+    figures(seconds=time.monotonic() - began, may_repeat=spanned, repeated=len(again), rejoined=sum(e["count"] for e in crew.events("entries_rejoined")))
+
+
+def test_a_deleted_stream_loses_what_was_told_and_what_comes_after_is_handled(crew: Crew, link: Link) -> None:
+    producer = backlog(crew, link)
+    before = destroy(link, "DEL", KEYS.stream)
+    began = time.monotonic()
+    told = what_was_told(crew)
+    told_s = time.monotonic() - began
+    producer.send(200)
+    after = ids_in(link)
+    crew.wait_until_handled(after, within_s=30)
+    crew.wait_until_settled(link)
+    assert (told["level"], told["may_repeat"]) == ("ERROR", "nothing")
+    first, _, last = told["lost"].partition("..")
+    assert last == before.delivered
+    assert rank(first.encode()) <= rank(before.oldest_pending.encode())
+    executions = crew.executions()
+    letters = [pairs(fields) for _, fields in link.call("XRANGE", KEYS.dead, "-", "+")]
+    assert {letter[b"usher-reason"] for letter in letters} <= {b"body_gone"}
+    gone = set(before.entries) - crew.handled()
+    assert gone, "something was lost, or there was nothing to tell"
+    unread = {entry_id for entry_id in gone if rank(entry_id.encode()) > rank(before.delivered.encode())}
+    assert all(is_between(entry_id, told["lost"]) for entry_id in gone - unread), "all that is lost was told"
+    assert not repeated(executions)
+    assert out_of_order(executions) == []
+    assert overlaps(executions, crew.cut_off_ns) == []
+    figures(told_after_s=told_s, lost=len(gone), of_these_never_read=len(unread), dead_letters=len(letters), handled_after=len(after))
+
+
+def test_an_emptied_redis_is_filled_again_and_the_loss_is_told_from_memory(crew: Crew, link: Link) -> None:
+    producer = backlog(crew, link)
+    before = destroy(link, "FLUSHALL")
+    began = time.monotonic()
+    producer.send(200)
+    told = what_was_told(crew)
+    after = ids_in(link)
+    crew.wait_until_handled(after, within_s=40)
+    seconds = time.monotonic() - began
+    crew.wait_until_settled(link)
+    first, _, last = told["lost"].partition("..")
+    assert last == before.delivered
+    assert rank(first.encode()) <= rank(before.oldest_pending.encode())
+    gone = set(before.entries) - crew.handled()
+    unread = {entry_id for entry_id in gone if rank(entry_id.encode()) > rank(before.delivered.encode())}
+    assert all(is_between(entry_id, told["lost"]) for entry_id in gone - unread)
+    executions = crew.executions()
+    assert out_of_order(executions) == []
+    assert overlaps(executions, crew.cut_off_ns) == []
+    fences = [(run.start_ns, run.fence) for run in executions]
+    assert max(fence for _, fence in fences[: len(fences) // 4]) < max(fence for _, fence in fences), "numbers grow on, though their last ones are lost"
+    figures(all_handled_after_s=seconds, lost=len(gone), of_these_never_read=len(unread), repeated=len(repeated(executions)))
+
+
+def test_a_stream_that_comes_back_with_lower_ids_is_read_from_its_beginning(crew: Crew, link: Link) -> None:
+    """Somebody has sent an id of the year 2286, which pins all later ids to it; the way out is to delete the stream."""
+    producer = Producer(link, _TICKETS)
+    link.call("XADD", KEYS.stream, "9999999999999-0", "ticket_id", "T1")
+    producer.send(40)
+    crew.wait_until_handled(ids_in(link), within_s=15)
+    assert all(entry_id.startswith("9999999999999-") for entry_id in ids_in(link))
+    crew.wait_until_settled(link)
+    link.call("DEL", KEYS.stream)
+    what_was_told(crew)  # the group is there again, on a stream that is empty
+    producer.send(40)
+    after = ids_in(link)
+    assert not any(entry_id.startswith("9999999999999-") for entry_id in after)
+    crew.wait_until_handled(after, within_s=15)
+    crew.wait_until_settled(link)
+    link.call("DEL", KEYS.stream)
+    link.call("XADD", KEYS.stream, "5-1", "ticket_id", "T1")  # before anybody has looked
+    crew.wait_until_handled(["5-1"], within_s=15)

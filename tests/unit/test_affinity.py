@@ -1,0 +1,61 @@
+"""A ticket tends to come back to the same consumer; joins and leaves move little; nobody gets more than a share."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from master.policy.affinity import Affinity, load_bound
+
+TICKETS = [b"ticket-%d" % number for number in range(4000)]
+
+
+def homes(*names: str) -> dict[bytes, str]:
+    """The best ranked consumer of every ticket."""
+    affinity = Affinity(names)
+    return {ticket: affinity.ranking(ticket)[0] for ticket in TICKETS}
+
+
+def test_the_ranking_depends_on_the_names_only_not_on_their_order_or_on_the_process() -> None:
+    assert homes("c1", "c2", "c3") == homes("c3", "c1", "c2", "c1")
+    # Two masters must agree, also of different versions of Python: hash() would differ from process to process.
+    assert Affinity(["c1", "c2", "c3"]).ranking(b"42") == ["c3", "c2", "c1"]
+
+
+def test_tickets_are_spread_evenly() -> None:
+    counted = Counter(homes("c1", "c2", "c3", "c4").values())
+    assert all(800 <= count <= 1200 for count in counted.values())
+
+
+def test_a_consumer_that_joins_takes_its_share_and_moves_nothing_else() -> None:
+    before, after = homes("c1", "c2", "c3"), homes("c1", "c2", "c3", "c4")
+    moved = {ticket for ticket in TICKETS if before[ticket] != after[ticket]}
+    assert {after[ticket] for ticket in moved} == {"c4"}
+    assert 0.15 < len(moved) / len(TICKETS) < 0.35
+
+
+def test_a_consumer_that_leaves_moves_only_its_own_tickets_to_the_next_in_their_ranking() -> None:
+    before, after = Affinity(["c1", "c2", "c3", "c4"]), Affinity(["c1", "c2", "c3"])
+    for ticket in TICKETS:
+        left = [name for name in before.ranking(ticket) if name != "c4"]
+        assert list(after.ranking(ticket)) == left
+
+
+def test_a_ranking_names_each_consumer_once_and_is_cut_when_there_are_very_many() -> None:
+    assert sorted(Affinity(["c1", "c2", "c3"]).ranking(b"42")) == ["c1", "c2", "c3"]
+    many = Affinity(f"c{number}" for number in range(1000)).ranking(b"42")
+    assert len(set(many)) == len(many) == 8
+    assert Affinity([]).ranking(b"42") == []
+
+
+@given(st.integers(0, 10**7), st.integers(1, 1000))
+def test_together_the_bounds_always_leave_room_for_one_more(in_flight: int, consumers: int) -> None:
+    bound = load_bound(in_flight, consumers)
+    assert bound * consumers > in_flight
+
+
+@given(st.integers(0, 10**7), st.integers(1, 1000))
+def test_nobody_is_given_more_than_a_quarter_above_the_mean(in_flight: int, consumers: int) -> None:
+    assert load_bound(in_flight, consumers) <= 1.25 * (in_flight + 1) / consumers + 1

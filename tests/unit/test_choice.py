@@ -1,0 +1,80 @@
+"""Which consumer gets a ticket that nobody has: the rows of the decision, one by one."""
+
+from __future__ import annotations
+
+from master.policy.affinity import Affinity
+from master.policy.choice import OpenConsumers
+from master.policy.tickets import ConsumerLoad, Ticket
+
+BEST, SECOND, THIRD = Affinity(["c1", "c2", "c3"]).ranking(b"42")
+
+
+def consumer(name: str, in_flight: int = 0, slots: int = 2, capacity: int = 100, generation: int = 1) -> ConsumerLoad:
+    return ConsumerLoad(f"{name}:{generation}", name, slots, capacity, True, in_flight)
+
+
+def chosen(*consumers: ConsumerLoad, home: str = "") -> str:
+    ticket = Ticket(b"42")
+    ticket.home = home
+    everybody = OpenConsumers(consumers)
+    found = everybody.choose(ticket, everybody.bound(sum(one.in_flight for one in consumers)))
+    return "" if found is None else found.incarnation
+
+
+def test_the_best_ranked_one_gets_it() -> None:
+    assert chosen(consumer(BEST), consumer(SECOND), consumer(THIRD)) == f"{BEST}:1"
+
+
+def test_its_former_consumer_gets_it_after_a_crash_if_it_is_back() -> None:
+    everybody = (consumer(BEST), consumer(SECOND), consumer(THIRD, generation=2))
+    assert chosen(*everybody, home=THIRD) == f"{THIRD}:2"
+    assert chosen(*everybody, home="gone") == f"{BEST}:1"
+
+
+def test_one_above_the_bound_is_passed_over() -> None:
+    """30 in flight: the mean is 10, the bound 13."""
+    assert chosen(consumer(BEST, 13), consumer(SECOND, 8), consumer(THIRD, 9)) == f"{SECOND}:1"
+    assert chosen(consumer(BEST, 12), consumer(SECOND, 9), consumer(THIRD, 9)) == f"{BEST}:1"
+    assert chosen(consumer(BEST, 13), consumer(SECOND, 8), consumer(THIRD, 9), home=BEST) == f"{SECOND}:1"
+
+
+def test_one_with_a_free_handler_slot_is_never_above_the_bound() -> None:
+    assert chosen(consumer(BEST, 5, slots=6), consumer(SECOND), consumer(THIRD)) == f"{BEST}:1"
+    assert chosen(consumer(BEST, 6, slots=6), consumer(SECOND), consumer(THIRD)) == f"{SECOND}:1"
+
+
+def test_one_that_is_full_is_passed_over() -> None:
+    assert chosen(consumer(BEST, 1, capacity=1), consumer(SECOND), consumer(THIRD)) == f"{SECOND}:1"
+    assert chosen(consumer(BEST, 1, capacity=1), consumer(SECOND), consumer(THIRD), home=BEST) == f"{SECOND}:1"
+
+
+def test_when_all_that_rank_are_above_the_bound_the_least_loaded_one_gets_it() -> None:
+    """With very many consumers only the first of the ranking are asked."""
+    names = [f"c{number}" for number in range(100)]
+    ranked = set(Affinity(names).ranking(b"42"))
+    idle = next(name for name in names if name not in ranked)
+    everybody = [consumer(name, 0 if name == idle else 80 if name in ranked else 20) for name in names]
+    assert chosen(*everybody) == f"{idle}:1"
+
+
+def test_load_is_compared_as_a_part_of_capacity() -> None:
+    names = [f"c{number}" for number in range(100)]
+    ranked = set(Affinity(names).ranking(b"42"))
+    large = next(name for name in names if name not in ranked)
+    everybody = [consumer(name, 60 if name == large else 80 if name in ranked else 50, capacity=1000 if name == large else 100) for name in names]
+    assert chosen(*everybody) == f"{large}:1"
+
+
+def test_nobody_gets_it_when_nobody_has_room() -> None:
+    assert chosen(consumer(BEST, 2, capacity=2), consumer(SECOND, 1, capacity=1)) == ""
+    assert chosen() == ""
+
+
+def test_a_consumer_is_chosen_under_the_incarnation_that_came_last() -> None:
+    assert chosen(consumer(BEST), consumer(BEST, generation=2)) == f"{BEST}:2"
+
+
+def test_room_is_what_all_can_take_and_too_much_on_one_takes_nothing_from_another() -> None:
+    assert OpenConsumers([consumer("c1", 10), consumer("c2", 100), consumer("c3", 150)]).room == 90
+    assert OpenConsumers([]).room == 0
+    assert OpenConsumers([]).bound(10) == 0

@@ -1,0 +1,103 @@
+"""Which entries become messages, and what a handler gets to see of one."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.clock import now_s
+from common.errors import MessageUndecodable
+from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value
+from consumer.context import Message, OwnLease
+
+FLAT = [b"ticket_id", b"42", b"text", "h\u00e9".encode(), b"uid", b"order-7", b"body", b'{"a": 1}']
+
+
+def message(flat: list[bytes] | None, lease: OwnLease | None = None, attempts: int = 0) -> Message:
+    return Message("t\u00fc".encode(), b"5-1", 9, flat, lease or OwnLease(10.0, now_s()), attempts)
+
+
+class TestTicket:
+    @pytest.mark.parametrize("ticket", [b"42", b"0", b" ", b"two words", b"a\nb", "\u2603".encode(), b"x" * LONGEST_TICKET])
+    def test_a_ticket_id_that_can_be_used_stays_as_it_is(self, ticket: bytes) -> None:
+        assert check_ticket(ticket) == ticket
+
+    @pytest.mark.parametrize(
+        ("ticket", "reason"),
+        [
+            (None, "no_ticket_id"),
+            (b"", "empty_ticket_id"),
+            (b"x" * (LONGEST_TICKET + 1), "ticket_id_too_long"),
+            (b"\xff" * (LONGEST_TICKET + 1), "ticket_id_too_long"),
+            (b"caf\xe9", "ticket_id_not_utf8"),
+            ("\ud800".encode("utf-8", "surrogatepass"), "ticket_id_not_utf8"),
+        ],
+    )
+    def test_one_that_cannot_is_refused_with_its_reason(self, ticket: bytes | None, reason: str) -> None:
+        with pytest.raises(MessageUndecodable) as refused:
+            check_ticket(ticket)
+        assert refused.value.reason == reason
+
+
+class TestFields:
+    def test_of_a_field_that_comes_twice_the_first_counts_as_in_the_scripts(self) -> None:
+        flat = [b"a", b"1", b"b", b"2", b"a", b"3"]
+        assert first_value(flat, b"a") == b"1"
+        assert as_mapping(flat) == {"a": "1", "b": "2"}
+
+    def test_a_value_is_never_taken_for_a_name(self) -> None:
+        assert first_value([b"x", b"uid", b"uid", b"7"], b"uid") == b"7"
+        assert first_value([b"x", b"uid"], b"uid") is None
+
+    def test_bytes_that_are_not_utf8_survive(self) -> None:
+        ((name, value),) = as_mapping([b"\xff", b"caf\xe9"]).items()
+        assert name.encode("utf-8", "surrogateescape") == b"\xff"
+        assert value.encode("utf-8", "surrogateescape") == b"caf\xe9"
+
+
+class TestMessage:
+    def test_a_handler_sees_text_ids_and_the_body_as_it_was_sent(self) -> None:
+        seen = message(FLAT)
+        assert (seen.ticket_id, seen.id, seen.uid, seen.fence, seen.attempt) == ("t\u00fc", "5-1", "order-7", 9, 0)
+        assert seen.fields == {"ticket_id": "42", "text": "h\u00e9", "uid": "order-7", "body": '{"a": 1}'}
+        assert seen.body == b'{"a": 1}'
+        assert seen.json() == {"a": 1}
+        assert not seen.body_is_gone
+
+    def test_the_stream_id_is_the_uid_of_a_message_that_gives_none(self) -> None:
+        assert message([b"ticket_id", b"42"]).uid == "5-1"
+        assert message([b"ticket_id", b"42"]).body == b""
+
+    def test_attempts_of_former_owners_count(self) -> None:
+        assert message(FLAT, attempts=2).attempt == 2
+
+    def test_a_message_whose_body_is_gone_says_so_and_has_no_fields(self) -> None:
+        gone = message(None)
+        assert gone.body_is_gone
+        assert (gone.fields, gone.body, gone.uid) == ({}, b"", "5-1")
+        assert not message([]).body_is_gone
+
+    def test_its_text_for_logs_names_what_is_needed_to_find_it_and_nothing_of_its_content(self) -> None:
+        assert repr(message(FLAT)) == "<Message 5-1 of ticket 't\u00fc', fence 9, attempt 0>"
+
+
+class TestOwnLease:
+    def test_handlers_start_only_in_the_first_nine_tenths_and_the_ticket_is_ours_to_the_end(self) -> None:
+        fresh = OwnLease(1000.0, now_s())
+        late = OwnLease(1000.0, now_s() - 950.0)
+        over = OwnLease(1000.0, now_s() - 1001.0)
+        assert [(lease.may_start(), lease.holds()) for lease in (fresh, late, over)] == [(True, True), (False, True), (False, False)]
+
+    def test_it_counts_from_before_the_renewal_was_sent(self) -> None:
+        lease = OwnLease(1000.0, now_s() - 1001.0)
+        lease.renewed(now_s() - 950.0)
+        assert (lease.may_start(), lease.holds()) == (False, True)
+        lease.renewed(now_s())
+        assert lease.may_start()
+
+    def test_a_lost_lease_ends_at_once_for_every_message(self) -> None:
+        lease = OwnLease(1000.0, now_s())
+        held = message(FLAT, lease)
+        assert held.still_mine()
+        lease.end()
+        assert not held.still_mine()
+        assert not lease.may_start()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from common.errors import GiveUp, RetryLater
+from consumer.policy.outcome import Bury, RetryPolicy, TryAgain, decide
+
+POLICY = RetryPolicy(max_attempts=3, base_s=1.0, cap_s=3.0)
+
+
+class Lowest(random.Random):
+    def random(self) -> float:
+        return 0.0
+
+
+class Unspeakable(Exception):
+    """An exception that fails when somebody asks what it says."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("raised", "attempt", "decision"),
+    [
+        (GiveUp("never"), 1, Bury("gave_up", "GiveUp: never")),
+        (GiveUp("never"), 99, Bury("gave_up", "GiveUp: never")),
+        (RetryLater(7), 1, TryAgain(7.0)),
+        (RetryLater(7), 99, TryAgain(7.0)),
+        (RetryLater(-1), 1, TryAgain(0.0)),
+        (ValueError("bad"), 1, TryAgain(0.5)),
+        (ValueError("bad"), 2, TryAgain(1.0)),
+        (ValueError("bad"), 3, Bury("attempts_exhausted", "ValueError: bad")),
+        (ValueError("bad"), 4, Bury("attempts_exhausted", "ValueError: bad")),
+        (SystemExit(3), 1, TryAgain(0.5)),
+        (SystemExit(3), 3, Bury("attempts_exhausted", "SystemExit: 3")),
+        (Unspeakable(), 3, Bury("attempts_exhausted", "Unspeakable: (its text cannot be had: ValueError)")),
+        (Unspeakable(), 1, TryAgain(0.5)),
+    ],
+)
+def test_each_row_of_the_table(raised: BaseException, attempt: int, decision: TryAgain | Bury) -> None:
+    assert decide(raised, attempt, POLICY, Lowest()) == decision
+
+
+def test_the_wait_grows_with_the_attempts_up_to_the_cap() -> None:
+    policy = RetryPolicy(max_attempts=10, base_s=1.0, cap_s=3.0)
+    waits = [decide(OSError(), attempt, policy, Lowest()) for attempt in range(1, 6)]
+    assert waits == [TryAgain(0.5), TryAgain(1.0), TryAgain(1.5), TryAgain(1.5), TryAgain(1.5)]
+
+
+def test_of_a_very_long_error_the_beginning_is_kept() -> None:
+    decision = decide(GiveUp("x" * 1_000_000), 1, POLICY, Lowest())
+    assert isinstance(decision, Bury)
+    assert len(decision.error) == 4000
+    assert decision.error.startswith("GiveUp: xxx")

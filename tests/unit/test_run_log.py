@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from common.run_log import Run, decode, encode
+from consumer.policy.acks import Finished
+
+FINISHED = [
+    Finished(b"42", b"5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),
+    Finished("t\u00fc \n".encode(), b"18446744073709551615-1", 7, 3, 10, 20),
+]
+
+
+def test_what_a_consumer_notes_an_auditor_reads() -> None:
+    """Fences and microseconds need more than 32 bits, and a fence may not be rounded."""
+    assert list(decode(encode("c1:9", FINISHED))) == [
+        Run("c1:9", "42", "5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),
+        Run("c1:9", "t\u00fc \n", "18446744073709551615-1", 7, 3, 10, 20),
+    ]
+
+
+def test_a_record_is_one_object_of_columns() -> None:
+    record = orjson.loads(encode("c1:9", FINISHED))
+    assert record["consumer"] == "c1:9"
+    assert {name: len(column) for name, column in record.items() if name != "consumer"} == dict.fromkeys(
+        ("ids", "tickets", "fences", "attempts", "start_us", "end_us"), 2
+    )
+
+
+def test_a_record_whose_columns_differ_in_length_is_refused() -> None:
+    record = orjson.loads(encode("c1:9", FINISHED))
+    record["fences"].pop()
+    with pytest.raises(ValueError, match="shorter"):
+        list(decode(orjson.dumps(record)))
