@@ -51,6 +51,10 @@ class GroupMissing(RedisTrouble):
     """The consumer group is gone."""
 
 
+class ServerChanged(UsherError):
+    """Redis is another process than before: what was remembered may be of a history that it lost (power loss, failover)."""
+
+
 class OwnershipLost(UsherError):
     """Another owner has this ticket, or this incarnation's lease has ended."""
 

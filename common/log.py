@@ -71,11 +71,15 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return redacted(orjson.dumps(document, default=str).decode())
+        return redacted(orjson.dumps(document, default=_as_text).decode())
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _shown(value: Any) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    text = f"{value:.3f}" if isinstance(value, float) else _as_text(value)
     return text if _PLAIN.fullmatch(text) else orjson.dumps(text).decode() if text.isprintable() else ascii(text)
 
 

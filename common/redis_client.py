@@ -7,19 +7,22 @@ A ``Link`` is one connection that one thread uses. redis-py's own client is not 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
 
 from common.endpoints import check, is_fixed, make_connection
-from common.errors import GroupMissing, NotNow, ReplyUnknown, SettingsError, StartRefused
+from common.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from common.log import redacted
 
 Arg = bytes | str | int | float
 
 #: Answers that mean "refused, nothing happened, try again". The first word of the error, as Redis sends it.
 _NOT_NOW = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "UNKILLABLE")
+#: Those after which the server and its memory are the same as before. After any other one it may be another server, or a restarted one.
+SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "NOSCRIPT"})
 #: Those that say that another server is the right one now, or may be: a master that has lost its replicas was perhaps cut off, or deposed
 #: without having heard of it.
 _ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
@@ -65,17 +68,46 @@ def _named(error: redis.ResponseError) -> Exception:
     return CommandRefused(f"Redis: {text}")
 
 
+class SameServer:
+    """Notices when connections lead to another redis-server process than at first. Shared by all links of an incarnation.
+
+    A server that restarted or was replaced may have lost the last moments of its history (appendfsync everysec, asynchronous replication)
+    without anybody being told: leases, fences and acknowledgements of a moment ago are then as they were before.
+    """
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._run_id: str | None = None
+
+    def check(self, run_id: str) -> None:
+        """Raises ServerChanged, after telling ``on_change``, when this is not the server of the first call."""
+        with self._lock:
+            if self._run_id is None:
+                self._run_id = run_id
+            if self._run_id == run_id:
+                return
+        changed = ServerChanged()
+        self._on_change(str(changed))
+        raise changed
+
+
 class Link:
     """One connection, used by one thread. It connects by itself at the next call after a break.
 
-    ``timeout_s`` bounds every reply; a blocking command adds its own block time.
+    ``timeout_s`` bounds every reply; a blocking command adds its own block time. ``connections`` counts the times it connected: what was
+    learned over one connection is only as good as that connection. With ``same_server`` every new connection is checked by it before
+    anything else is sent.
     """
 
-    def __init__(self, url: str, name: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
         self.url = url
         self._name = name
         self._timeout_s = timeout_s
+        self._same_server = same_server
         self._elsewhere = False
+        self._open = False
+        self.connections = 0
         # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
         check(url)
         self._connection: Any = make_connection(url, name, timeout_s) if is_fixed(url) else None
@@ -115,6 +147,7 @@ class Link:
                 pass  # it was closed meanwhile, which is what we wanted
 
     def close(self) -> None:
+        self._open = False
         if self._connection is not None:
             self._connection.disconnect()
 
@@ -123,9 +156,14 @@ class Link:
         try:
             if self._elsewhere:
                 self._moved_on()
+            if self._open:
+                return self._connection
             if self._connection is None:
                 self._connection = make_connection(self.url, self._name, self._timeout_s)
             self._connection.connect()
+            self._check_server()
+            self._open = True
+            self.connections += 1
             return self._connection
         except redis.AuthenticationError as refused:
             raise NotNow("AUTH", f"Redis at {redacted(self.url)} refuses the password or user: {refused}") from refused
@@ -137,9 +175,21 @@ class Link:
             self._moved_on()
             raise NotNow("CONNECT", f"Redis at {redacted(self.url)} cannot be reached: {failed}") from failed
 
+    def _check_server(self) -> None:
+        if self._same_server is None:
+            return
+        try:
+            self._connection.send_command("INFO", "server", check_health=False)
+            self._same_server.check(_info(self._connection.read_response()).get("run_id", ""))
+        except redis.exceptions.NoPermissionError:
+            return  # it cannot be known; `usher doctor` says so
+        except ServerChanged:
+            self._connection.disconnect()
+            raise
+
     def _moved_on(self) -> None:
         """The server we were connected to is not, or no longer, the right one: look again where it is before the next command."""
-        self._elsewhere = False
+        self._elsewhere = self._open = False
         if self._connection is not None:
             self._connection.disconnect()
             if not is_fixed(self.url):

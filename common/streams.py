@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,9 @@ from common.errors import GroupMissing
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link
 from common.stream_id import Position, Span
+
+#: Stricter than lua/includes/record.lua: what this reads, that reads too.
+_RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
 class Entry(NamedTuple):
@@ -43,6 +47,8 @@ class GroupConsumer(NamedTuple):
 
 def parse_record(value: bytes) -> Record:
     """Raises ValueError when it is not one of ours."""
+    if _RECORD.fullmatch(value) is None:
+        raise ValueError("not a record")
     owner, fence, *ids = value.split(b" ")
     owner.decode()  # a name that is no text is not ours
     return Record(owner, int(fence), ids)

@@ -131,7 +131,7 @@ class Acker(Service):
         while self._given_up:
             self._burying.append(self._given_up[0])
             self._given_up.popleft()
-        for _ in range(-(-len(self._ledger) // BATCH)):
+        for _ in range(self._ledger.batches):
             batch = self._ledger.next_batch()
             if batch is not None:
                 self._acknowledge(batch)
@@ -150,6 +150,7 @@ class Acker(Service):
             self.stale += len(answer.stale)
             event(log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0])
             self._keeper.forget(answer.stale)
+            self._keeper.done([entry_id for ticket in answer.stale for entry_id in batch.by_ticket[ticket]])
         held = [item.lane for item in batch.finished if item.lane is not None]
         if held:
             self._keeper.let_go(held)

@@ -16,7 +16,7 @@ from common.health import Health, judge
 from common.keys import Keys
 from common.log import event
 from common.process import NameLock
-from common.redis_client import Link
+from common.redis_client import Link, SameServer
 from common.registration import Registration
 from common.scripts import ScriptRunner
 from common.service import Service
@@ -51,8 +51,12 @@ class Incarnation:
         name = taken.registration.incarnation
         keys = Keys(settings.ticket_stream, settings.group)
 
+        # After a restart or a failover of Redis an incarnation ends: fences and acknowledgements that it remembers may be lost there, and
+        # an old fence in a restored index would be handed to it again.
+        same_server = SameServer(on_lost)
+
         def link(role: str, timeout_s: float = 5.0) -> Link:
-            return Link(redis_url, f"consumer:{name}:{role}", timeout_s)
+            return Link(redis_url, f"consumer:{name}:{role}", timeout_s, same_server)
 
         def steps(role_link: Link) -> OwnerSteps:
             return OwnerSteps(ScriptRunner(role_link), keys, taken.registration)

@@ -15,12 +15,11 @@ from common.errors import GroupMissing
 from common.keys import HALTED, MASTER, Keys
 from common.log import event
 from common.redis_client import Link
-from common.stream_id import Position
 from common.streams import TicketStream
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps
 from master.policy.dispatch import Board
-from master.policy.group_loss import reached, restart
+from master.policy.group_loss import Memory, reached, restart
 from master.recoverer import PAGE
 from master.roster import Member, read_roster
 
@@ -39,29 +38,21 @@ class Adopted:
     taken_back: int
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """What this master knows of the group from before: the position it noted last (None: it never did), and the last id it read."""
-
-    noted: Position | None
-    last_read: bytes
-
-
 def adopt(
     link: Link,
     keys: Keys,
     stream: TicketStream,
     steps: LeaderSteps,
     ticket_window: int,
-    remembered: Remembered,
+    memory: Memory,
     made_progress: Callable[[], None],
 ) -> Adopted:
-    """Read everything from Redis; ``remembered`` only makes more exact what is told of a group that was lost.
+    """Read everything from Redis; ``memory`` of the time before only makes more exact what is told of a group that was lost.
 
     Raises Fenced, and what Link.call raises.
     """
     board = Board(ticket_window)
-    _ensure_group(stream, keys, remembered)
+    _ensure_group(stream, keys, memory)
     members = read_roster(link, keys)
     for incarnation, member in members.items():
         if member.alive:
@@ -79,15 +70,14 @@ def adopt(
     return Adopted(board, members, stream.last_delivered(), taken_back)
 
 
-def _ensure_group(stream: TicketStream, keys: Keys, remembered: Remembered) -> None:
+def _ensure_group(stream: TicketStream, keys: Keys, memory: Memory) -> None:
     """Make the group if it is not there, where it was; what may repeat or is lost is said, in exact ids."""
     try:
         stream.group_facts()
         return
     except GroupMissing:
         saved = stream.saved_position()
-        position = reached(saved, remembered.noted, remembered.last_read)
-        again = restart(position, stream.span(), saved=saved is not None)
+        again = restart(reached(saved, memory), stream.span(), saved=saved is not None)
     stream.create_group(again.start)
     if again.first_time:
         event(log, "group_created", stream=keys.stream, group=keys.group)

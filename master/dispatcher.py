@@ -15,17 +15,17 @@ from common.clock import now_s
 from common.errors import Fenced, NotNow, ReplyUnknown
 from common.keys import Keys
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import SAME_MEMORY, Link
 from common.scripts import ScriptRunner
 from common.service import Service
-from common.stream_id import Position
 from common.streams import TicketStream, parse_record
-from master.adoption import Remembered, adopt, rejoin
+from master.adoption import adopt, rejoin
 from master.elector import Lead
 from master.idle_sweep import IdleSweep
 from master.intake import Doorbell, sort_out
 from master.leader_steps import LeaderSteps, Rejected
 from master.policy.dispatch import Board
+from master.policy.group_loss import Memory
 from master.recoverer import Recoverer
 from master.roster import Member
 
@@ -85,6 +85,7 @@ class Dispatcher(Service):
         self._mailbox: deque[Posted] = deque()
         self._members: dict[str, Member] = {}
         self._steps: LeaderSteps | None = None
+        self._connection = 0  # of the link, in this epoch
         self.board = Board(limits.ticket_window)
         self._recoverer = Recoverer()
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
@@ -94,7 +95,7 @@ class Dispatcher(Service):
         self._unsure: set[bytes] = set()
         self._rejected: list[Rejected] = []
         self._reconciled_s = 0.0
-        self._noted: Position | None = None  # the last position this master saved
+        self._memory = Memory()  # of the group, for the day it is lost
         self._position_open = False  # the last saved position had something pending
         self._position_s = 0.0
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
@@ -132,6 +133,8 @@ class Dispatcher(Service):
         try:
             if self._steps is None or self._steps.epoch != epoch:
                 self._begin(epoch)
+            elif self._link.connections != self._connection:
+                raise ReplyUnknown("the connection to Redis is not the one of this epoch")
             wait_s = self._turn()
             self._unwell = None
             return wait_s
@@ -139,8 +142,11 @@ class Dispatcher(Service):
             event(log, "fenced", level=logging.WARNING, epoch=epoch)
             self._drop_memory()
             self._lead.lost(epoch)
-        except NotNow:
-            raise  # refused before anything happened: memory is as good as before
+        except NotNow as refused:
+            if refused.kind not in SAME_MEMORY:
+                # The next server may have a part of this one's history only; memory is of one connection.
+                self._in_doubt(epoch, str(refused))
+            raise
         except ReplyUnknown as unknown:
             self._in_doubt(epoch, str(unknown))
         except Exception as problem:
@@ -168,10 +174,12 @@ class Dispatcher(Service):
             self.board = Board(self._limits.ticket_window)
 
     def _begin(self, epoch: int) -> None:
+        self._drop_memory()
         steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field)
+        steps.check()
+        self._connection = self._link.connections
         started = now_s()
-        remembered = Remembered(self._noted, self._last_read)
-        adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, remembered, self.made_progress)
+        adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, self._memory, self.made_progress)
         self.board, self._members = adopted.board, adopted.members
         self._last_read = adopted.last_delivered
         self._steps = steps
@@ -208,11 +216,10 @@ class Dispatcher(Service):
     # ---- its parts -----------------------------------------------------------------------------------------------------------
 
     def _read_mailbox(self) -> None:
-        now = now_s()
         for _ in range(len(self._mailbox)):
             posted = self._mailbox.popleft()
             if isinstance(posted, Report):
-                posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids, now) for ticket, ids in posted.items]
+                posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids) for ticket, ids in posted.items]
                 posted.answered.set()
             else:
                 self._look_at(posted)
@@ -283,6 +290,9 @@ class Dispatcher(Service):
                 self.board.withdraw(plan)
                 raise
             verdict = self.board.confirm(plan, reply)
+            over = [entry_id for answer in reply.targets for entry_id in answer.gone]
+            if over:
+                event(log, "entries_over", level=logging.WARNING, count=len(over), first=over[0], why="no body, or pending for nobody")
             handed += plan.size
             for incarnation in verdict.lost:
                 self._lose(incarnation)
@@ -298,9 +308,10 @@ class Dispatcher(Service):
         assert self._steps is not None
         now = now_s()
         is_open = bool(self.board.in_flight or self.board.parked)
-        moved = self._noted is None or self._noted.delivered != self._last_read or is_open or self._position_open
+        noted = self._memory.noted
+        moved = noted is None or noted.delivered != self._last_read or is_open or self._position_open
         if moved and now - self._position_s >= _SAVE_POSITION_S:
-            self._noted = self._steps.save_position()
+            self._memory = Memory(self._steps.save_position())
             self._position_open = is_open
             self._position_s = now
 
@@ -327,6 +338,7 @@ class Dispatcher(Service):
             self._rung = True  # there may be more: no need to wait for the bell
         if found:
             self._last_read = found[-1].id
+            self._memory = self._memory.read(found[0].id, found[-1].id)
             usable, rejected = sort_out(found)
             self._rejected += rejected
             known = [(ticket, entry_id) for entry_id, ticket in usable if not self.board.arrive(entry_id, ticket)]

@@ -7,10 +7,13 @@ Renewal and work share their fate: when the dispatcher makes no progress, the le
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import uuid
 from collections.abc import Callable
 
+from common.backoff import backoff_s
+from common.clock import now_s
 from common.keys import Keys
 from common.log import event
 from common.redis_client import Link
@@ -21,6 +24,10 @@ log = logging.getLogger(__name__)
 
 #: How often a standby looks whether the lead is free.
 _STANDBY_LOOK_S = 0.5
+#: An election sooner than this after the last one is one in a row, and waits.
+_CALM_S = 5.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
 
 
 class Lead:
@@ -94,16 +101,21 @@ class Elector(Service):
         self._url = url
         self._lease_ms = lease_ms
         self._works = works
+        self._rng = random.Random()
+        self._elected_s = -_CALM_S
+        self._in_a_row = 0
+        self._next_election_s = 0.0
         self.elections = 0
 
     def run_once(self) -> float:
         epoch, doubted = self._lead._held()
-        if epoch is None:
-            self._elect(succeed="")
+        if epoch is None or doubted:
+            early_s = self._next_election_s - now_s()
+            if early_s > 0:
+                return early_s
+            self._elect(succeed=str(epoch) if doubted else "")
             return min(_STANDBY_LOOK_S, self._lease_ms / 3000)
-        elif doubted:
-            self._elect(succeed=str(epoch))
-        elif self._works():
+        if self._works():
             if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
                 event(log, "lead_lost", epoch=epoch)
                 self._lead.lost(epoch)
@@ -124,9 +136,17 @@ class Elector(Service):
             if reply[0] == b"HELD":
                 return
         self.elections += 1
+        self._damp()
         epoch = int(reply[1])
         event(log, "elected", epoch=epoch, stream=self._keys.stream)
         self._lead._set(epoch, self._url)
+
+    def _damp(self) -> None:
+        """The first doubt is settled at once; when doubts follow each other, something lasting is wrong, and elections get rarer."""
+        now = now_s()
+        self._in_a_row = self._in_a_row + 1 if now - self._elected_s < _CALM_S else 0
+        self._elected_s = now
+        self._next_election_s = now + backoff_s(self._in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._rng) if self._in_a_row else now
 
     def on_end(self) -> None:
         epoch, _ = self._lead._held()

@@ -76,6 +76,10 @@ class LeaderSteps:
         self._ticket_field = ticket_field
         self.epoch = epoch
 
+    def check(self) -> None:
+        """Raise Fenced unless the leader key holds our epoch."""
+        self.reject(())
+
     def fetch(self, count: int) -> list[Found]:
         """Read up to ``count`` new entries into the pending list of ``master``. Raises GroupMissing."""
         keys = self._keys

@@ -40,6 +40,11 @@ class AckLedger:
     def __len__(self) -> int:
         return len(self._finished) + (len(self._under_way.finished) if self._under_way else 0)
 
+    @property
+    def batches(self) -> int:
+        """How many batches it takes to write all that is here now."""
+        return (self._under_way is not None) - (-len(self._finished) // self._most)
+
     def add(self, item: Finished) -> None:
         self._finished.append(item)
 

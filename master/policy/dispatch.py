@@ -112,6 +112,7 @@ class Board:
         for entry_id, name in entries:
             by_ticket.setdefault(name, []).append(entry_id)
         for name, ids in by_ticket.items():
+            ids.sort(key=rank)
             ticket = self._ticket(name)
             ran = [entry_id for entry_id in ids if entry_id in ticket.running]
             for entry_id in ran:
@@ -138,7 +139,7 @@ class Board:
             ticket.parked = deque(sorted({*parked, *ids}, key=rank))
         self.parked += len(ticket.parked) - before
 
-    def acknowledged(self, incarnation: str, name: bytes, ids: Iterable[bytes], now_s: float) -> list[str]:
+    def acknowledged(self, incarnation: str, name: bytes, ids: Iterable[bytes]) -> list[str]:
         """A report: these ids are done. Per id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (somebody else has
         the ticket). By id and incarnation, never by counting: doubled, late or reordered reports change nothing."""
         if (ticket := self.tickets.get(name)) is None:
@@ -156,7 +157,6 @@ class Board:
             else:
                 answers.append("gone")
         if freed:
-            ticket.touched_s = now_s
             self._lighter(owner, freed)
             self._settle(ticket)
         return answers
@@ -255,9 +255,8 @@ class Board:
         ticket.running.update(dict.fromkeys(ids))
         part = Part(ticket.name, ticket.believed, ids)
         if ticket.owner is None:
-            ticket.owner = consumer
+            ticket.owner, ticket.compared_s = consumer, now_s
             consumer.tickets.add(ticket.name)
-        ticket.touched_s = now_s
         consumer.in_flight += count
         self.in_flight += count
         return part
@@ -337,7 +336,7 @@ class Board:
         ticket = self._ticket(name)
         self._disown(ticket)
         ticket.believed = b"%s %d" % (owner, fence)
-        ticket.touched_s = now_s
+        ticket.compared_s = now_s
         if owner == RETURNED:
             ticket.standing = Standing.OPEN
             self._park(ticket, sorted(ids, key=rank))
@@ -390,10 +389,10 @@ class Board:
             self._lighter(consumer, running)
 
     def quiet_since(self, limit_s: float, most: int) -> list[bytes]:
-        """Tickets in processing whose last hand-over or report is older than ``limit_s``: reports of theirs may have been lost."""
+        """Tickets in processing that were last compared with the index before ``limit_s``: reports of theirs may have been lost."""
         found: list[bytes] = []
         for ticket in self.tickets.values():
-            if ticket.running and ticket.standing is Standing.OPEN and ticket.touched_s < limit_s:
+            if ticket.running and ticket.standing is Standing.OPEN and ticket.compared_s < limit_s:
                 found.append(ticket.name)
                 if len(found) >= most:
                     break

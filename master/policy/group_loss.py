@@ -22,16 +22,29 @@ class Restart:
     first_time: bool = False
 
 
-def reached(saved: Position | None, noted: Position | None, last_read: bytes) -> Position | None:
-    """How far the group was, from what Redis has saved and what this master remembers: what it noted itself and the last id it read since.
+@dataclass(frozen=True)
+class Memory:
+    """What a master remembers of the group: the position that it noted last, and the first and last id that it has read since (None:
+    nothing, or it never noted any)."""
 
-    Memory adds to what is saved only if nobody else has saved since. What was read after the position was noted counts as not done.
-    """
+    noted: Position | None = None
+    first_since: bytes | None = None
+    last_since: bytes | None = None
+
+    def read(self, first: bytes, last: bytes) -> Memory:
+        """It has read these, and what is between."""
+        return Memory(self.noted, self.first_since or first, last)
+
+
+def reached(saved: Position | None, memory: Memory) -> Position | None:
+    """How far the group was, from what Redis has saved and what this master remembers. Memory counts only if nobody else has saved since;
+    what was read after the position was noted counts as not done."""
+    noted = memory.noted
     if noted is None or (saved is not None and saved != noted):
         return saved
-    if rank(last_read) <= rank(noted.delivered):
+    if memory.first_since is None or memory.last_since is None:
         return noted
-    return Position(last_read, noted.oldest_pending or after(noted.delivered))
+    return Position(memory.last_since, noted.oldest_pending or memory.first_since)
 
 
 def restart(position: Position | None, span: Span | None, saved: bool = True) -> Restart:

@@ -52,7 +52,7 @@ def span(planned: Iterable[list[Part]]) -> tuple[bytes, bytes]:
 
 
 class TargetReply(NamedTuple):
-    """What hand_over answered for a target: state, refused tickets, ids whose body was gone, tickets that got a new fence after all."""
+    """What hand_over answered for a target: state, refused tickets, ids that are over, tickets that got a new fence after all."""
 
     state: str
     refused: list[bytes]

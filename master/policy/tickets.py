@@ -32,7 +32,7 @@ class Standing(enum.Enum):
 class Ticket:
     """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, in id order."""
 
-    __slots__ = ("believed", "home", "name", "owner", "parked", "queued", "running", "standing", "touched_s")
+    __slots__ = ("believed", "compared_s", "home", "name", "owner", "parked", "queued", "running", "standing")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Ticket:
         self.parked: deque[bytes] = deque()
         self.standing = Standing.OPEN
         self.queued = False
-        self.touched_s = 0.0
+        self.compared_s = 0.0
 
 
 @dataclass(eq=False)

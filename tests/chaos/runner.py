@@ -60,7 +60,7 @@ def run(plan: Plan, seed: int, seconds: float, folder: Path, system: type[Cluste
         time.sleep(plan.warm_s)
         plan.faults(cluster, seconds)
         terms = {"strict": plan.strict, "must": list(plan.must), "plan": plan.name, "seed": seed, "tokens": plan.tokens}
-        history = cluster.finish(terms, plan.drain_s)
+        history = cluster.finish(terms, plan.drain_s, plan.gently)
         verdict = judge(history)
         verdict.violations += [Violation(plan.name, text) for text in plan.extra(history, cluster)]
     return verdict

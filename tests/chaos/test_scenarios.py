@@ -10,7 +10,14 @@ from tests.chaos.runner import HEADER, run_seeds
 pytestmark = [pytest.mark.chaos, pytest.mark.process]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A short run leaves out the scenarios that others cover in part."""
+    option = metafunc.config.getoption
+    is_long = option("seeds", 1) > 1 or option("seconds", 0.0) > 0
+    plans = [plan for plan in PLANS if plan.brief or is_long]
+    metafunc.parametrize("plan", plans, ids=[plan.name for plan in plans])
+
+
 def test_scenario(plan: Plan, request: pytest.FixtureRequest, chaos_report: list[str]) -> None:
     option = request.config.getoption
     first, seeds = option("first_seed", 1), option("seeds", 1)

@@ -196,17 +196,17 @@ class Run:
         self._consumer = consumer
         self._lane = lane
         self.message = message
-        self._execution = consumer.history.start(message, consumer.incarnation)
+        self.execution = consumer.history.start(message, consumer.incarnation)
 
     def succeed(self) -> None:
-        self._consumer.history.end(self._execution, True)
+        self._consumer.history.end(self.execution, True)
         self._consumer.runs.remove(self)
         executor = self._consumer.executor
         if executor.succeeded(self._lane, self.message, 1, 2):
             executor.keeper.release(self._lane, 1, 0.0)
 
     def fail(self, problem: BaseException) -> None:
-        self._consumer.history.end(self._execution, False)
+        self._consumer.history.end(self.execution, False)
         self._consumer.runs.remove(self)
         self._consumer.executor.raised(self._lane, self.message, problem)
 

@@ -41,13 +41,8 @@ class Ledger:
         message = run.message
         self._granted(message.ticket, message.fence, consumer.incarnation)
         for other in self._stage.history.running.values():
-            if (
-                other.ticket == message.ticket
-                and other.id != message.stream_id
-                or other.who != consumer.incarnation
-                and other.ticket == message.ticket
-            ):
-                assert not self.lease(other.who), f"{other} still runs under a living lease while {message} is started"
+            if other.ticket == message.ticket and other is not run.execution:
+                assert not self.lease(other.who), f"{other} still runs under a living lease while {message} is started by {consumer.incarnation}"
                 assert other.fence < message.fence, f"{message} runs beside {other}"
         assert message.fence >= self._opened.get(message.ticket, 0) or not self.lease(consumer.incarnation), f"{message}: its fence fell"
         self._opened[message.ticket] = max(message.fence, self._opened.get(message.ticket, 0))

@@ -21,7 +21,7 @@ from common.redis_client import Link
 from common.registration import NO_LOCK
 from master.dispatcher import Report
 from master.membership import NameInUse
-from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble, TroubledLink
+from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Trouble, TroubledLink
 from tests.integration.factories import FIELD, LEASE_MS
 from tests.integration.ledger import Ledger
 
@@ -254,14 +254,14 @@ class ProtocolMachine(RuleBasedStateMachine):
             if run is not None:
                 self.ledger.started(run, consumer)
 
-    def _runs(self) -> list[tuple[ConsumerActor, Any]]:
-        return [(consumer, run) for consumer in self.living for run in consumer.runs]
+    def _runs(self) -> list[Run]:
+        return [run for consumer in self.living for run in consumer.runs]
 
     @precondition(lambda self: self._runs())
     @rule(some=_SOME, outcome=st.sampled_from(["ok", "ok", "ok", "fails", "gives up"]))
     def end(self, some: int, outcome: str) -> None:
         runs = self._runs()
-        consumer, run = runs[some % len(runs)]
+        run = runs[some % len(runs)]
         if outcome == "ok":
             self.ledger.succeeds(run)
             run.succeed()

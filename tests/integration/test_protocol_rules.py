@@ -271,7 +271,7 @@ _post = Dispatcher.post
 
 def _frees_at_once(dispatcher: Any, posted: Any) -> None:
     if isinstance(posted, Report):
-        posted.answers = [dispatcher.board.acknowledged(posted.incarnation, ticket, ids, now_s()) for ticket, ids in posted.items]
+        posted.answers = [dispatcher.board.acknowledged(posted.incarnation, ticket, ids) for ticket, ids in posted.items]
     else:
         _post(dispatcher, posted)
 

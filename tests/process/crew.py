@@ -41,6 +41,7 @@ class Crew:
         (folder / "logs").mkdir()
         self._reader = RecordReader(self.records)
         self._killed_ns: dict[int, int] = {}
+        self._began_ns = self._began_ms = 0
         ours = {"USHER_REDIS_URL": redis_url, "USHER_STATE_DIR": str(folder / "state"), "USHER_DEMO_FOLDER": str(self.records)}
         self._environ = environ_for(folder, **(_QUICK | ours | environ))
         self.masters: list[str] = []
@@ -109,13 +110,17 @@ class Crew:
         found = []
         for file in sorted((self.folder / "logs").glob(f"{of}*")):
             for line in file.read_text(errors="replace").splitlines():
-                if line.startswith("{") and (record := json.loads(line))["action"] == action:
+                if line.startswith("{") and (record := json.loads(line))["action"] == action and record["time_ms"] >= self._began_ms:
                     found.append(record)
         return sorted(found, key=lambda record: int(record["time_ms"]))
 
     def executions(self) -> list[Execution]:
         self._reader.poll()
-        return sorted(self._reader.executions(), key=lambda run: run.start_ns)
+        return sorted((run for run in self._reader.executions() if run.start_ns >= self._began_ns), key=lambda run: run.start_ns)
+
+    def forget_the_past(self) -> None:
+        """From now on only what happens from now on is seen."""
+        self._began_ns, self._began_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
 
     def cut_off_ns(self, run: Execution) -> int | None:
         """When an execution that has no end was ended with its process: by us, or by the process itself."""

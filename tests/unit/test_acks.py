@@ -77,3 +77,20 @@ def test_whatever_fails_in_between_every_ticket_is_acknowledged_in_order() -> No
                 for name, entry_ids in batch.by_ticket.items():
                     written.setdefault(name, []).extend(entry_ids)
             assert all(handled[name][: len(entry_ids)] == entry_ids for name, entry_ids in written.items())
+
+
+def test_it_is_known_how_many_batches_write_all_that_is_here() -> None:
+    """A dead letter is written after that many: one batch less, and it would overtake what finished before it."""
+    ledger = AckLedger(3)
+    assert ledger.batches == 0
+    ledger.add(finished(b"A", 1))
+    assert ledger.batches == 1
+    ledger.next_batch()  # under way, and unsure
+    assert ledger.batches == 1
+    for number in range(2, 7):
+        ledger.add(finished(b"A", number))
+    assert (len(ledger), ledger.batches) == (6, 3)
+    for _ in range(ledger.batches):
+        ledger.next_batch()
+        ledger.settle()
+    assert len(ledger) == 0

@@ -143,7 +143,7 @@ class BoardMachine(RuleBasedStateMachine):
             self.reports.append((owner, ticket, ids))
 
     def _report(self, incarnation: str, ticket: bytes, ids: Sequence[bytes]) -> list[str]:
-        answers = self.board.acknowledged(incarnation, ticket, ids, self.leader.now_s)
+        answers = self.board.acknowledged(incarnation, ticket, ids)
         assert len(answers) == len(ids)
         return answers
 

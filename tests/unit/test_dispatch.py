@@ -55,7 +55,7 @@ def owner_of(board: Board, ticket: bytes) -> str:
 
 
 def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[bytes]) -> list[str]:
-    return board.acknowledged(incarnation, ticket, list(entry_ids), NOW)
+    return board.acknowledged(incarnation, ticket, list(entry_ids))
 
 
 class TestPlan:
@@ -495,5 +495,5 @@ class TestRecords:
         arrive(board, b"P", 100)
         assert board.quiet_since(3.0, 500) == [b"T0", b"T1", b"T2"]
         assert board.quiet_since(3.0, 2) == [b"T0", b"T1"]
-        board.acknowledged("c1:1", b"T0", ids(55), 50.0)
+        board.acknowledged("c1:1", b"T0", ids(55))
         assert board.quiet_since(1.0, 500) == [b"T0"], "a report that freed nothing tells nothing"

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from common.stream_id import Position, Span, rank
-from master.policy.group_loss import Restart, reached, restart
+from master.policy.group_loss import Memory, Restart, reached, restart
 
 DONE = Position(b"20-0", None)
 OPEN = Position(b"20-0", b"10-0")
@@ -78,21 +78,28 @@ def test_when_only_our_keys_are_gone_all_that_is_there_repeats_and_that_is_said(
 
 
 def test_memory_adds_what_was_read_since_the_position_was_noted() -> None:
-    assert reached(DONE, DONE, b"20-0") == DONE
-    assert reached(DONE, DONE, b"25-0") == Position(b"25-0", b"20-1"), "what came after it counts as not done"
-    assert reached(OPEN, OPEN, b"25-0") == Position(b"25-0", b"10-0")
-    assert reached(OPEN, OPEN, b"3-0") == OPEN, "older than what was noted"
+    assert reached(DONE, Memory(DONE)) == DONE
+    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0")) == Position(b"25-0", b"23-0"), "what came after it counts as not done"
+    assert reached(OPEN, Memory(OPEN).read(b"23-0", b"25-0")) == Position(b"25-0", b"10-0")
+    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0").read(b"26-0", b"29-0")) == Position(b"29-0", b"23-0")
 
 
 def test_what_another_master_saved_since_counts_alone() -> None:
-    assert reached(Position(b"30-0", None), OPEN, b"25-0") == Position(b"30-0", None)
-    assert reached(OPEN, None, b"25-0") == OPEN
+    assert reached(Position(b"30-0", None), Memory(OPEN).read(b"21-0", b"25-0")) == Position(b"30-0", None)
+    assert reached(OPEN, Memory()) == OPEN
+    assert reached(OPEN, Memory().read(b"21-0", b"25-0")) == OPEN, "without a position of its own a master cannot tell what it has missed"
 
 
 def test_when_nothing_is_saved_memory_is_all_there_is() -> None:
-    assert reached(None, None, b"0-0") is None
-    assert reached(None, DONE, b"20-0") == DONE
-    assert reached(None, OPEN, b"25-0") == Position(b"25-0", b"10-0")
+    assert reached(None, Memory()) is None
+    assert reached(None, Memory(DONE)) == DONE
+    assert reached(None, Memory(OPEN).read(b"23-0", b"25-0")) == Position(b"25-0", b"10-0")
+
+
+def test_a_group_that_had_just_begun_lost_nothing_before_its_first_entry() -> None:
+    """The position was noted when nothing had been read; 0-1 up to the first entry never existed."""
+    position = reached(Position(b"0-0", None), Memory(Position(b"0-0", None)).read(b"5-1", b"9-0"))
+    assert restart(position, Span(b"5-1", b"9-0")) == Restart(b"5-0", (b"5-1", b"9-0"))
 
 
 def test_every_small_case_keeps_what_it_is_for() -> None:

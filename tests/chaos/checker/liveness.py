@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -63,8 +64,13 @@ class Recoveries:
 
 
 def _allowed(history: History, fault: Record) -> int:
-    """When the fault must be over. One that begins before that extends it."""
+    """When the fault must be over. One that begins before that extends it, and so does a machine that did not let us run."""
     until: int = fault["since"] + fault["bound_ns"]
+    waited: Counter[str] = Counter()
+    for stall in history.of("stall"):
+        if fault["t0"] <= stall["t0"] < until and stall["who"] != fault["who"]:
+            waited[stall["who"]] += stall["t1"] - stall["t0"]
+    until += max(waited.values(), default=0)
     others = sorted((r for r in history.of("fault") if r is not fault and r.get("bound_ns") and r["t1"] > fault["t0"]), key=lambda r: int(r["t0"]))
     for other in others:
         if other["t0"] < until:

@@ -108,6 +108,9 @@ class Cluster:
                 living = {name.rpartition(":")[0] for name in self.state.living()}
                 if self.state.leader_url() and living >= set(self.consumer_names) and self.state.pending() >= 0:
                     return
+            fallen = next((program for program in self.restarter.programs.values() if program.starts > 3), None)
+            if fallen is not None:
+                raise RuntimeError(f"{fallen.name} falls at its start: {fallen.log.read_text('utf-8', 'replace')[-2000:]}")
             time.sleep(0.02)
         raise RuntimeError(f"the system did not start within {within_s:.0f} s; its logs are in {self.folder}")
 
@@ -149,8 +152,8 @@ class Cluster:
             "USHER_LEADER_LEASE_SECONDS": str(self.shape.leader_lease_s),
             "USHER_ROSTER_SECONDS": "0.2",
             "USHER_HEALTH_SECONDS": "0.5",
-            "USHER_SWEEP_SECONDS": "1",
-            "USHER_RECONCILE_SECONDS": "1",
+            "USHER_SWEEP_SECONDS": "0.4",
+            "USHER_RECONCILE_SECONDS": "0.5",
         }
         return Program(name, [*USHER, "master"], environ | self._environ(name), self.folder / f"{name}.log")
 
@@ -190,8 +193,8 @@ class Cluster:
         self.counts[kind] += 1
         self.history.write("fault", kind=kind, t0=t0, t1=t1, who=who, recover=recover, since=since or t0, bound_ns=int(bound_s * _S))
 
-    def finish(self, terms: Mapping[str, Any], drain_s: float) -> History:
-        """End of the faults: wait until all is done, look at what is left, end everything, and read the history."""
+    def finish(self, terms: Mapping[str, Any], drain_s: float, gently: bool = False) -> History:
+        """End of the faults: wait until all is done, look at what is left, end everything (``gently``: by SIGTERM), and read the history."""
         began = now_ns()
         self.proxies.heal()
         self.producer.stop()
@@ -200,14 +203,14 @@ class Cluster:
         left = self._leftovers()
         self.tail.finish()
         self._note_dead_letters()
-        clean = self.restarter.stop(self.consumer_names, self.shape.drain_s + 6)
+        clean = self.restarter.stop(self.consumer_names, self.shape.drain_s + 6 if gently else 0.0)
         for commit in self.sink.commits():
             self.history.write("commit", **commit)
         self.history.write("final", **left, accounts=self.sink.accounts(), quiet_ns=quiet_ns)
         self.counts.update(count_logs(self.logs()))
         self.counts.update({name: count for name, count in self.proxies.counts.items() if not name.startswith("mode_")})
         self.counts["redis_starts"], self.counts["restarts"] = self.redis.starts, self.restarter.restarts
-        self.counts["ended_by_force"] = not clean
+        self.counts["ended_by_themselves"] = int(clean)
         self.history.write("counters", **self.counts)
         self.history.write("terms", max_attempts=self.shape.max_attempts, drain_ns=int(drain_s * _S), **terms)
         return History.read(self.history_path.read_text("utf-8", "surrogateescape"))

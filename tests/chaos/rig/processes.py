@@ -21,6 +21,8 @@ _POLL_S = 0.01
 #: A program is not started more often than this.
 _PAUSE_S = 0.5
 _PR_SET_PDEATHSIG = 1
+#: So much later than due: the machine is busy, which must not be held against the system.
+_STALL_NS = 150_000_000
 
 
 def ending_with_us() -> Callable[[], None]:
@@ -128,7 +130,7 @@ class Restarter:
         for names in (first, others):
             for name in names:
                 process = self.programs[name].process
-                if process is not None:
+                if process is not None and grace_s:
                     process.terminate()
             deadline_s = time.monotonic() + grace_s
             for name in names:
@@ -148,7 +150,12 @@ class Restarter:
     # ---- its thread ----------------------------------------------------------------------------------------------------------
 
     def _look_after(self) -> None:
+        before = now_ns()
         while not self._ending.wait(_POLL_S):
+            now = now_ns()
+            if now - before > _STALL_NS:
+                self._history.write("stall", who="rig", t0=before, t1=now)
+            before = now
             for program in list(self.programs.values()):
                 if program.wanted and (program.process is None or program.process.poll() is not None):
                     self._start(program)

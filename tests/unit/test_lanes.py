@@ -1,0 +1,341 @@
+"""Lanes: per ticket in id order and one in flight, nothing forgotten, and nothing that was forgotten on purpose starts again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from common.stream_id import rank
+from consumer.policy.lanes import Lane, LaneBoard
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message, as far as lanes care."""
+
+    stream_id: bytes
+
+    @property
+    def number(self) -> int:
+        return int(self.stream_id.partition(b"-")[0])
+
+
+def entries(*numbers: int) -> list[Entry]:
+    return [Entry(b"%d-0" % number) for number in numbers]
+
+
+def filled(**tickets: list[Entry]) -> LaneBoard[Entry]:
+    board: LaneBoard[Entry] = LaneBoard()
+    for name, messages in tickets.items():
+        board.add(name.encode(), messages)
+    return board
+
+
+def taken(board: LaneBoard[Entry]) -> Lane[Entry]:
+    lane = board.take()
+    assert lane is not None
+    if lane.early:
+        lane.merge_early()
+    return lane
+
+
+def numbers(messages: Iterable[Entry]) -> list[int]:
+    return [message.number for message in messages]
+
+
+class TestOrder:
+    def test_a_ticket_is_one_lane_in_id_order_however_it_comes(self) -> None:
+        board = filled(T=entries(1, 2))
+        board.add(b"T", entries(9))
+        board.add(b"T", entries(10))
+        assert numbers(taken(board).queue) == [1, 2, 9, 10]
+        assert board.take() is None, "one in flight"
+
+    def test_tickets_are_taken_side_by_side_in_the_order_they_came(self) -> None:
+        board = filled(A=entries(5), B=entries(1), C=entries(3))
+        assert [taken(board).ticket for _ in range(3)] == [b"A", b"B", b"C"]
+        assert board.running == 3
+
+    def test_an_older_entry_that_arrives_late_goes_first(self) -> None:
+        board = filled(T=entries(5, 6))
+        board.add(b"T", entries(2, 3))
+        board.add(b"T", entries(4, 9))
+        board.add(b"T", entries(10))
+        assert numbers(taken(board).queue) == [2, 3, 4, 5, 6, 9, 10]
+
+    def test_but_never_before_what_runs(self) -> None:
+        board = filled(T=entries(5, 6))
+        lane = taken(board)
+        assert lane.queue.popleft().number == 5
+        board.add(b"T", entries(2))
+        assert board.take() is None
+        lane.merge_early()
+        assert numbers(lane.queue) == [2, 6]
+
+    def test_ids_are_compared_as_numbers(self) -> None:
+        board: LaneBoard[Entry] = LaneBoard()
+        board.add(b"T", [Entry(b"9-10")])
+        board.add(b"T", [Entry(b"10-0")])
+        board.add(b"T", [Entry(b"9-9")])
+        assert [message.stream_id for message in taken(board).queue] == [b"9-9", b"9-10", b"10-0"]
+
+
+class TestRelease:
+    def test_a_lane_with_more_goes_behind_the_others_and_an_empty_one_is_forgotten(self) -> None:
+        board = filled(A=entries(1, 2), B=entries(3))
+        lane = taken(board)
+        lane.queue.popleft()
+        board.release(lane)
+        assert [taken(board).ticket for _ in range(2)] == [b"B", b"A"]
+        lane.queue.clear()
+        board.release(lane)
+        assert b"A" not in board.lanes
+        assert board.running == 1
+
+    def test_what_comes_while_a_lane_runs_is_taken_after_it(self) -> None:
+        board = filled(T=entries(1))
+        lane = taken(board)
+        lane.queue.popleft()
+        board.add(b"T", entries(2))
+        assert board.take() is None
+        board.release(lane)
+        assert numbers(taken(board).queue) == [2]
+
+    def test_a_held_lane_waits_for_its_acknowledgement_whatever_comes(self) -> None:
+        board = filled(T=entries(1))
+        lane = taken(board)
+        lane.queue.popleft()
+        board.hold(lane)
+        board.add(b"T", entries(2))
+        assert (board.take(), board.running) == (None, 0)
+        board.let_go(lane)
+        assert numbers(taken(board).queue) == [2]
+
+    def test_a_held_lane_without_more_is_forgotten_when_it_is_let_go(self) -> None:
+        board = filled(T=entries(1))
+        lane = taken(board)
+        lane.queue.popleft()
+        board.hold(lane)
+        board.let_go(lane)
+        assert not board.lanes
+        board.add(b"T", entries(2))
+        assert numbers(taken(board).queue) == [2]
+
+    def test_a_retry_waits_for_its_time_with_its_whole_ticket(self) -> None:
+        board = filled(T=entries(1, 2), U=entries(3))
+        lane = taken(board)
+        board.hold_until(lane, 10.0)
+        assert taken(board).ticket == b"U"
+        assert board.wake_due(9.9) == 10.0
+        assert board.take() is None
+        assert board.wake_due(10.0) is None
+        assert numbers(taken(board).queue) == [1, 2]
+
+    def test_retries_are_due_in_the_order_of_their_times_and_of_their_failing(self) -> None:
+        board = filled(A=entries(1), B=entries(2), C=entries(3))
+        for due_s in (5.0, 3.0, 5.0):
+            board.hold_until(taken(board), due_s)
+        assert board.wake_due(4.0) == 5.0
+        assert board.wake_due(6.0) is None
+        assert [taken(board).ticket for _ in range(3)] == [b"B", b"A", b"C"]
+
+
+class TestKnownIds:
+    def test_a_second_hand_over_of_an_id_is_not_unknown_until_redis_has_it_as_done(self) -> None:
+        board = filled(T=entries(1, 2))
+        assert board.unknown([b"1-0", b"2-0", b"3-0"]) == [b"3-0"]
+        taken(board).queue.popleft()
+        assert board.unknown([b"1-0"]) == [], "it runs"
+        board.done([b"1-0"])
+        assert board.unknown([b"1-0", b"2-0"]) == [b"1-0"]
+
+
+class TestForget:
+    @pytest.mark.parametrize("place", ["ready", "waiting", "held"])
+    def test_nothing_of_a_forgotten_ticket_starts_wherever_its_lane_is(self, place: str) -> None:
+        board = filled(T=entries(1, 2))
+        lane = board.lanes[b"T"]
+        if place == "waiting":
+            board.hold_until(taken(board), 5.0)
+        elif place == "held":
+            board.hold(taken(board))
+        board.add(b"T", entries(0))
+        board.forget(b"T")
+        board.wake_due(6.0)
+        if place == "held":
+            board.let_go(lane)
+        while (found := board.take()) is not None:
+            assert not found.queue
+            assert not found.early
+            board.release(found)
+        assert not board.lanes
+        assert board.unknown([b"0-0", b"1-0", b"2-0"]) == [b"0-0", b"1-0", b"2-0"]
+
+    def test_a_ticket_that_comes_back_while_its_forgotten_lane_runs_does_not_run_twice_at_once(self) -> None:
+        board = filled(T=entries(1, 2))
+        lane = taken(board)
+        lane.queue.popleft()
+        board.forget(b"T")
+        board.add(b"T", entries(2))
+        assert board.take() is None
+        board.release(lane)
+        assert numbers(taken(board).queue) == [2]
+
+    def test_a_ticket_that_nobody_has_can_be_forgotten(self) -> None:
+        filled(T=entries(1)).forget(b"U")
+
+
+class TestQuiet:
+    def test_tickets_that_neither_run_nor_are_held_are_quiet_with_all_their_ids_in_order(self) -> None:
+        board = filled(RUNS=entries(1, 2), HELD=entries(3, 4), RETRIES=entries(5), READY=entries(8))
+        taken(board)
+        board.hold(taken(board))
+        board.hold_until(taken(board), 99.0)
+        board.add(b"READY", entries(7))
+        board.add(b"RETRIES", entries(6))
+        assert board.quiet() == {b"READY": [b"7-0", b"8-0"], b"RETRIES": [b"5-0", b"6-0"]}
+
+    def test_what_was_given_back_is_gone_and_the_rest_goes_on(self) -> None:
+        board = filled(A=entries(1), B=entries(2), C=entries(3), D=entries(4))
+        for due_s in (3.0, 1.0, 2.0):
+            board.hold_until(taken(board), due_s)
+        board.drop_quiet([b"B", b"D"])
+        assert board.unknown([b"1-0", b"2-0", b"3-0", b"4-0"]) == [b"2-0", b"4-0"]
+        assert set(board.lanes) == {b"A", b"C"}
+        assert board.wake_due(2.5) == 3.0
+        assert board.wake_due(3.5) is None
+        assert [taken(board).ticket for _ in range(2)] == [b"C", b"A"]
+        board.add(b"B", entries(9))
+        assert taken(board).ticket == b"B"
+
+
+class Consumer:
+    """A consumer at random: every move is one that a reader, a runner or an acker makes."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.board: LaneBoard[Entry] = LaneBoard()
+        self.now_s = 0.0
+        self.added: dict[bytes, list[int]] = {}  # not yet started or started, never done
+        self.running: list[tuple[Lane[Entry], Entry | None]] = []
+        self.held: list[tuple[Lane[Entry], Entry]] = []
+        self.unacknowledged: list[Entry] = []
+        self.last_id = 100
+
+    def moves(self) -> list[Callable[[], None]]:
+        return [self.hand_over, self.hand_over, self.take, self.take, self.end, self.end, self.end, self.let_go, self.acknowledge, self.pass_time]
+
+    def hand_over(self) -> None:
+        """New ids; sometimes lower ones than before, sometimes ids that are here already."""
+        ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
+        self.last_id += 10
+        low = self.last_id - self.rng.choice([0, 0, 0, 35])
+        fresh = [b"%d-0" % number for number in range(low, low + self.rng.randint(1, 4))]
+        known = self.rng.sample(sorted(self.board.held_ids), min(len(self.board.held_ids), 2))
+        unknown = self.board.unknown([*fresh, *known])
+        assert not set(unknown) & set(known)
+        unknown = [entry_id for entry_id in unknown if entry_id not in {b"%d-0" % n for n in self.ever}]
+        if unknown:
+            messages = [Entry(entry_id) for entry_id in sorted(unknown, key=rank)]
+            self.ever.update(numbers(messages))
+            self.added.setdefault(ticket, []).extend(numbers(messages))
+            self.board.add(ticket, messages)
+
+    @property
+    def ever(self) -> set[int]:
+        if not hasattr(self, "_ever"):
+            self._ever: set[int] = set()
+        return self._ever
+
+    def take(self) -> None:
+        lane = self.board.take()
+        if lane is not None:
+            assert all(other is not lane and other.ticket != lane.ticket for other, _ in self.running)
+            assert all(other is not lane for other, _ in self.held)
+            self.running.append((lane, self.start(lane)))
+
+    def start(self, lane: Lane[Entry]) -> Entry | None:
+        """The next message of a lane: always the lowest that is here."""
+        if lane.early:
+            lane.merge_early()
+        if not lane.queue:
+            return None
+        message = lane.queue.popleft()
+        assert message.number == min(self.added[lane.ticket])
+        return message
+
+    def end(self) -> None:
+        """A handler ends: done (and the lane goes on, is released, or held), or raised."""
+        if not self.running:
+            return
+        lane, message = self.running.pop(self.rng.randrange(len(self.running)))
+        if message is None:
+            self.board.release(lane)
+            return
+        how = self.rng.choice(["goes on", "goes on", "released", "held", "retried"])
+        if how == "retried":
+            lane.queue.appendleft(message)
+            self.board.hold_until(lane, self.now_s + self.rng.choice([0.0, 1.0, 5.0]))
+            return
+        self.added[lane.ticket].remove(message.number)
+        if how == "held":
+            self.board.hold(lane)
+            self.held.append((lane, message))
+            return
+        self.unacknowledged.append(message)
+        if how == "goes on":
+            self.running.append((lane, self.start(lane)))
+        else:
+            self.board.release(lane)
+
+    def let_go(self) -> None:
+        if self.held:
+            lane, message = self.held.pop(0)
+            self.board.done([message.stream_id])
+            self.board.let_go(lane)
+
+    def acknowledge(self) -> None:
+        self.board.done([message.stream_id for message in self.unacknowledged])
+        self.unacknowledged.clear()
+
+    def pass_time(self) -> None:
+        self.now_s += 1.0
+        due_s = self.board.wake_due(self.now_s)
+        assert due_s is None or due_s > self.now_s
+
+    def check(self) -> None:
+        """Nothing is forgotten, and every ticket with something is in just one place."""
+        here = {number for left in self.added.values() for number in left}
+        ended = {message.number for message in self.unacknowledged} | {message.number for _, message in self.held}
+        assert {int(entry_id.partition(b"-")[0]) for entry_id in self.board.held_ids} == here | ended
+        assert self.board.running == len(self.running)
+        in_lanes = {ticket: sorted(numbers([*lane.queue, *lane.early])) for ticket, lane in self.board.lanes.items()}
+        for lane, message in self.running:
+            if message is not None:
+                in_lanes[lane.ticket] = sorted([*in_lanes[lane.ticket], message.number])
+        assert {ticket: left for ticket, left in in_lanes.items() if left} == {t: sorted(left) for t, left in self.added.items() if left}
+
+    def finish(self) -> None:
+        """Whatever is here can be done."""
+        for _ in range(10_000):
+            if not self.board.held_ids:
+                break
+            for move in (self.take, self.end, self.let_go, self.acknowledge, self.pass_time):
+                move()
+                self.check()
+        while self.running:
+            self.end()
+        assert not self.board.lanes
+        assert (self.board.running, self.board.take(), self.board.wake_due(1e9)) == (0, None, None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_each_ticket_runs_in_id_order_and_nothing_is_forgotten(seed: int) -> None:
+    consumer = Consumer(seed)
+    for _ in range(400):
+        consumer.rng.choice(consumer.moves())()
+        consumer.check()
+    consumer.finish()
