@@ -9,6 +9,7 @@ and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped:
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -71,7 +72,10 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return redacted(orjson.dumps(document, default=_as_text).decode())
+        try:
+            return redacted(orjson.dumps(document, default=_as_text).decode())
+        except TypeError:  # a lone surrogate out of somebody's bytes, or a number of more than 64 bits
+            return redacted(json.dumps(document, default=_as_text))
 
 
 def _as_text(value: Any) -> str:

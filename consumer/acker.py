@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from common.errors import OwnershipLost
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import CommandRefused, Link
 from common.run_log import encode
 from common.service import Service
 from consumer.context import Message
@@ -135,9 +135,16 @@ class Acker(Service):
             batch = self._ledger.next_batch()
             if batch is not None:
                 self._acknowledge(batch)
-        while self._burying:
-            self._bury(self._burying[0])
-            self._burying.popleft()
+        refused: CommandRefused | None = None
+        for _ in range(len(self._burying)):
+            try:
+                self._bury(self._burying[0])
+                self._burying.popleft()
+            except CommandRefused as problem:  # one letter that Redis will not take must not hold up the others
+                refused = problem
+                self._burying.rotate(-1)
+        if refused is not None:
+            raise refused
 
     def _acknowledge(self, batch: AckBatch) -> None:
         record = encode(self._incarnation, batch.finished) if self._run_log_length else b""

@@ -15,6 +15,8 @@ from consumer.executor import Executor
 from consumer.lane_keeper import MessageLane
 
 _LONGEST_WAIT_S = 1.0
+#: Most messages of one lane in a row; then it goes behind the others.
+_SLICE = 16
 
 
 class AsyncPool(Service):
@@ -55,7 +57,7 @@ class AsyncPool(Service):
                 task = asyncio.create_task(self._run(lane))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                task.add_done_callback(lambda _: self._ring())
+                task.add_done_callback(self._over)
             due_s = keeper.next_due_s()
             wait_s = _LONGEST_WAIT_S if due_s is None else min(_LONGEST_WAIT_S, max(0.0, due_s - now_s()))
             try:
@@ -65,20 +67,26 @@ class AsyncPool(Service):
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
 
+    def _over(self, task: asyncio.Task[None]) -> None:
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None:
+            self._executor.broken(problem)  # not the handler's: ours; the lane is lost in there
+        self._ring()
+
     async def _run(self, lane: MessageLane) -> None:
         executor = self._executor
         began_ns = time.monotonic_ns()
         count = 0
-        while (message := executor.next_message(lane)) is not None:
+        while count < _SLICE and (message := executor.next_message(lane)) is not None:
             if (unfit := executor.unfit(message)) is not None:
                 executor.bury(lane, message, unfit)
                 return
             start_us = time.time_ns() // 1000
             try:
                 await self._handle(message)
-            except asyncio.CancelledError:
-                raise
-            except BaseException as problem:  # sys.exit() in a handler must not end the loop
+            except BaseException as problem:  # sys.exit() in a handler must not end the loop, nor a cancellation of its own lose the lane
+                if isinstance(problem, asyncio.CancelledError) and self.stopping:
+                    raise
                 executor.raised(lane, message, problem)
                 return
             count += 1
@@ -86,6 +94,7 @@ class AsyncPool(Service):
                 return
             if executor.keeper.paused:
                 break
+            await asyncio.sleep(0)  # a handler that never waits must not keep the loop for itself
         if not executor.may_start():
             await asyncio.sleep(0.02)  # the lease may have ended: do not spin
         executor.keeper.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)

@@ -47,13 +47,14 @@ class Message:
     first start. ``deadline`` is the time.monotonic() by which the handler should be done, or None.
     """
 
-    __slots__ = ("_fields", "_flat", "_lease", "attempt", "deadline", "fence", "first_ms", "stream_id", "ticket")
+    __slots__ = ("_fields", "_flat", "_lease", "attempt", "deadline", "failures", "fence", "first_ms", "stream_id", "ticket")
 
     def __init__(self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, attempts: int = 0) -> None:
         self.ticket = ticket
         self.stream_id = stream_id
         self.fence = fence
         self.attempt = attempts  # of former owners; counted up at each start
+        self.failures = attempts  # starts that ended badly; not those after which the handler asked to be called later
         self.first_ms = 0
         self.deadline: float | None = None
         self._flat = flat

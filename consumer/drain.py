@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.clock import now_s
-from common.errors import OwnershipLost, RedisTrouble
+from common.errors import OwnershipLost, RedisTrouble, ServerChanged
 from common.log import event
+from common.redis_client import CommandRefused
 from consumer.acker import Acker
 from consumer.batch_reader import BatchReader
 from consumer.lane_keeper import LaneKeeper
@@ -37,8 +38,13 @@ class Drained:
 class Drain:
     """One drain; used once, by one thread, with a connection of its own behind ``steps``."""
 
-    def __init__(self, steps: OwnerSteps, keeper: LaneKeeper, reader: BatchReader, acker: Acker, lease_ms: int) -> None:
+    def __init__(
+        self, steps: OwnerSteps, keeper: LaneKeeper, reader: BatchReader, acker: Acker, lease_ms: int, deregister: Callable[[], bool] | None = None
+    ) -> None:
         self._steps = steps
+        self._deregister = deregister or steps.deregister
+        self._is_marked = self._is_read = False
+        self._given_back = 0
         self._keeper = keeper
         self._reader = reader
         self._acker = acker
@@ -48,30 +54,39 @@ class Drain:
         """Drain for up to ``grace_s`` seconds, then tell a master. Never raises: what cannot be done is left to the lease."""
         until_s = now_s() + grace_s
         self._keeper.pause()
-        given_back = 0
         clean = False
-        try:
-            self._steps.drain(self._lease_ms)
-            self._read_the_rest()
-            while True:
-                given_back += self._give_back()
-                if not self._keeper.running and self._acker.is_flushed and self._steps.deregister():
-                    clean = True
-                    break
-                if now_s() >= until_s:
-                    break
-                time.sleep(_LOOK_S)
-        except (OwnershipLost, RedisTrouble) as trouble:
-            event(log, "drain_cut_short", level=logging.WARNING, why=str(trouble))
-        drained = Drained(clean, given_back, self._keeper.running)
-        event(log, "drained", clean=drained.clean, given_back=drained.given_back, still_running=drained.running)
+        trouble = ""
+        while not clean:
+            try:
+                clean = self._step()
+            except RedisTrouble as problem:  # not yet: every step may be taken again
+                trouble = str(problem)
+            except (OwnershipLost, ServerChanged, CommandRefused) as problem:
+                trouble = str(problem)
+                break
+            if clean or now_s() >= until_s:
+                break
+            time.sleep(_LOOK_S)
+        drained = Drained(clean, self._given_back, self._keeper.running)
+        event(log, "drained", clean=clean, given_back=drained.given_back, still_running=drained.running, trouble=trouble or "none")
         say_goodbye()
         return drained
 
+    def _step(self) -> bool:
+        """Whatever can be done now. True when nothing of this incarnation is left, and it has deregistered."""
+        if not self._is_marked:
+            self._steps.drain(self._lease_ms)
+            self._is_marked = True
+        if not self._is_read:
+            self._read_the_rest()
+            self._is_read = True
+        self._given_back += self._give_back()
+        return not self._keeper.running and self._acker.is_flushed and self._deregister()
+
     def _read_the_rest(self) -> None:
         self._reader.stop()
-        if not self._reader.join(5.0):
-            raise RedisTrouble("the reader does not end")
+        if not self._reader.join(_LOOK_S):
+            raise RedisTrouble("the reader has not ended yet")
         self._reader.close()  # ``stop`` broke its connection, and a thread that was not waiting on it has not noticed
         while self._reader.read(None):
             pass

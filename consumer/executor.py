@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from common.clock import now_s
+from common.errors import RetryLater
 from common.log import event
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
@@ -28,12 +30,22 @@ class Accounts(Protocol):
 class Executor:
     """Steps around a handler call. Used by many threads; it keeps no state of its own but the random generator."""
 
-    def __init__(self, keeper: LaneKeeper, accounts: Accounts, lease: OwnLease, policy: RetryPolicy, strict: bool, limit_s: float) -> None:
+    def __init__(
+        self,
+        keeper: LaneKeeper,
+        accounts: Accounts,
+        lease: OwnLease,
+        policy: RetryPolicy,
+        strict: bool,
+        limit_s: float,
+        on_broken: Callable[[str], None],
+    ) -> None:
         self.keeper = keeper
         self._accounts = accounts
         self._lease = lease
         self._policy = policy
         self._rng = random.Random()
+        self._on_broken = on_broken
         self.strict = strict
         self._limit_s = limit_s
         self.running: dict[int, Message] = {}  # by the identity of the message: those whose handler runs; kept only with a limit
@@ -51,7 +63,10 @@ class Executor:
         queue = lane.queue
         if not queue or not self._lease.may_start():
             return None
-        message = queue.popleft()
+        try:
+            message = queue.popleft()
+        except IndexError:  # the ticket was forgotten at this moment: somebody else has it
+            return None
         message.attempt += 1
         if not message.first_ms:
             message.first_ms = time.time_ns() // 1_000_000
@@ -65,7 +80,7 @@ class Executor:
         if message.body_is_gone:
             message.attempt -= 1
             return Bury("body_gone", "")
-        if message.attempt > self._policy.max_attempts:
+        if message.failures >= self._policy.max_attempts:
             message.attempt -= 1
             return Bury("attempts_exhausted", "its handler was ended with its process every time")
         return None
@@ -84,7 +99,8 @@ class Executor:
         """The handler raised: the message is tried again in its place, or given up. Either way the lane is not the runner's any more."""
         self._ended(message)
         self.failed += 1
-        decision = decide(problem, message.attempt, self._policy, self._rng)
+        message.failures += not isinstance(problem, RetryLater)
+        decision = decide(problem, message.failures, self._policy, self._rng)
         facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt}
         facts["error"] = told(problem)[:500]
         if isinstance(decision, Bury):
@@ -92,14 +108,18 @@ class Executor:
             self.bury(lane, message, decision)
         else:
             event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
-            lane.queue.appendleft(message)
-            self.keeper.hold_until(lane, now_s() + decision.wait_s)
+            self.keeper.retry(lane, message, now_s() + decision.wait_s)
 
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
         """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""
         self._ended(message)
         self.keeper.hold(lane)
         self._accounts.give_up(lane, message, decision)
+
+    def broken(self, problem: BaseException) -> None:
+        """Something of ours failed around a handler call: this incarnation cannot vouch for its lanes any more."""
+        event(log, "runner_broken", level=logging.CRITICAL, error=told(problem))
+        self._on_broken(f"{type(problem).__name__} around a handler call")
 
     def _ended(self, message: Message) -> None:
         if self._limit_s:

@@ -116,6 +116,14 @@ class LaneKeeper:
             self._note(0, 0.0)
             self._board.hold(lane)
 
+    def retry(self, lane: MessageLane, message: Message, due_s: float) -> None:
+        """``message`` comes first in the lane again, and nothing of it starts before ``due_s``."""
+        with self._changed:
+            self._note(0, 0.0)
+            self._board.retry(lane, message, due_s)
+            self._changed.notify()  # somebody must wait for just that long
+        self.on_ready()
+
     def hold_until(self, lane: MessageLane, due_s: float) -> None:
         """Nothing more of it starts before ``due_s``."""
         with self._changed:
@@ -171,14 +179,14 @@ class LaneKeeper:
         return self._board.running == 0 or not self._is_short()
 
     def _runner_is_stuck(self) -> bool:
-        """Watch the runner for a moment; False when somebody watches already or it goes on well."""
+        """Watch the runner for a moment; False when somebody watches already, it goes on well, or a pause came meanwhile."""
         if self._watched:
             return False
         ended = self._ended
         self._watched = True
-        self._changed.wait(_WATCH_S)
+        self._changed.wait_for(lambda: self._paused or self._ended != ended, _WATCH_S)
         self._watched = False
-        return self._ended == ended
+        return self._ended == ended and not self._paused
 
     def _note(self, messages: int, seconds: float) -> None:
         self._ended += 1

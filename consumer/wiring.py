@@ -62,6 +62,7 @@ class Incarnation:
             return OwnerSteps(ScriptRunner(role_link), keys, taken.registration)
 
         self.name = name
+        self.is_over = False
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.keeper = LaneKeeper()
         self.reporter = Reporter(_masters(settings, taken.leader_url), name)
@@ -70,7 +71,7 @@ class Incarnation:
             ack_link, steps(ack_link), self.keeper, self.reporter, name, settings.flush_ms / 1000, settings.run_log_length, on_lost
         )
         policy = RetryPolicy(settings.max_attempts, settings.retry_seconds, settings.retry_cap_seconds)
-        self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict", settings.handler_seconds)
+        self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict", settings.handler_seconds, on_lost)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._reads, on_lost)
         self.pool: list[Service] = (
@@ -87,7 +88,8 @@ class Incarnation:
             )
             self.watch.append(watchdog)
         self._drain_link = link("drain")
-        self._drain = Drain(steps(self._drain_link), self.keeper, self.reader, self.acker, int(taken.lease_s * 1000))
+        self._drain_steps = steps(self._drain_link)
+        self._drain = Drain(self._drain_steps, self.keeper, self.reader, self.acker, int(taken.lease_s * 1000), self._deregister)
         self._goodbye = _masters(settings, taken.leader_url)
 
     @property
@@ -99,15 +101,22 @@ class Incarnation:
             service.start()
 
     def stop(self, grace_s: float) -> None:
-        """Drain, then end every thread."""
+        """Drain, then end every thread; those in a handler are not waited for any longer."""
         self._drain.run(grace_s, self._say_goodbye)
         for service in reversed(self.services):
             service.stop()
+        until_s = now_s() + _JOIN_S
         for service in reversed(self.services):
-            service.join(_JOIN_S)
+            service.join(max(0.0, until_s - now_s()))
         self.reader.close()
         self._drain_link.close()
         self._goodbye.close()
+
+    def _deregister(self) -> bool:
+        """Leave for good. The lease is gone then, and its loss is no news to anybody."""
+        self.is_over = True
+        self.is_over = self._drain_steps.deregister()
+        return self.is_over
 
     def _reads(self) -> bool:
         """Whether the reader makes progress; the lease is renewed only then. A paused keeper means a drain, which stops the reader itself."""
@@ -162,14 +171,20 @@ class ConsumerProgram:
         with self._ending:
             if self._stopped:
                 return  # nothing was handed over yet, or the leader takes it back when the lease ends
-            self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._lost)
-            self._incarnation.start()
+            try:
+                self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._lost)
+                self._incarnation.start()
+            except Exception as problem:  # half of it may run: registering again would begin a second one beside it
+                self._lost(f"it could not be started: {type(problem).__name__}: {problem}")
 
     def _lost(self, why: str) -> None:
-        """An incarnation that lost its lease never works again: this process leaves, and its successor takes the name anew."""
+        """An incarnation that lost its lease never works again: this process leaves, also in the middle of a drain, because others may
+        have its tickets already. Its successor takes the name anew."""
+        incarnation = self._incarnation
+        if incarnation is not None and incarnation.is_over:
+            return
         event(log, "incarnation_ends", level=logging.ERROR, why=why)
-        if not self._stopped:
-            self._leave()
+        self._leave()
 
     def _health(self) -> Health:
         incarnation, registrar = self._incarnation, self._registrar

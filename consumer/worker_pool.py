@@ -34,7 +34,12 @@ class LaneWorker(Service):
             lane = keeper.next_lane(timeout_s=5.0)
             if lane is None:
                 return 0.05 if keeper.paused else 0.0
-            self._run(lane)
+            try:
+                self._run(lane)
+            except BaseException as problem:
+                # Not the handler's: ours. The lane is lost in here, and only a new process is sure to run its ticket again.
+                self._executor.broken(problem)
+                raise
             if not self._executor.may_start():
                 return 0.02  # the lease may have ended: the heartbeat renews it, or this process leaves
         return 0.0

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
 
 import click
 
+from common.doctor.collector import startup_findings
 from common.embedded import resolve_redis_url
-from common.errors import StartRefused, UsherError
-from common.log import configure
-from common.redis_client import check_reachable
+from common.errors import RedisTrouble, StartRefused, UsherError
+from common.log import configure, event
+from common.redis_client import Link, check_reachable
 from common.serving import check_address, serve
 from common.settings import is_loopback, load, options
 from master.settings import MasterSettings
 from master.wiring import MasterProgram
+
+log = logging.getLogger(__name__)
 
 
 @click.command(help="Run a master: it reads the ticket stream and delegates every entry to a consumer. Start two: one leads, one stands by.")
@@ -25,16 +29,28 @@ def main(flags: dict[str, Any]) -> None:
         settings = load(MasterSettings, os.environ, flags)
         configure("master", settings.log_level, settings.log_format)
         if not is_loopback(settings.bind) and not settings.api_token and not settings.insecure:
-            raise StartRefused(
-                f"USHER_API_TOKEN must be set to listen on {settings.bind}, which others can reach (--insecure to do without)"
-            )
+            raise StartRefused(f"USHER_API_TOKEN must be set to listen on {settings.bind}, which others can reach (--insecure to do without)")
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_reachable(redis_url)
+        tell_what_is_bad(redis_url)
         serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0)
     except UsherError as refused:
         click.echo(f"usher master: {refused}", err=True)
         sys.exit(2)
+
+
+def tell_what_is_bad(redis_url: str) -> None:
+    """Log what ``usher doctor`` would call bad about this Redis. Nothing is refused for it: the operator may know better, and a system that
+    works badly is of more use than one that does not start."""
+    link = Link(redis_url, "master:doctor", timeout_s=3.0)
+    try:
+        for finding in startup_findings(link):
+            event(log, "redis_is_unfit", level=logging.ERROR, check=finding.check, seen=finding.seen, means=finding.means, do=finding.do)
+    except RedisTrouble as trouble:
+        event(log, "redis_not_checked", level=logging.WARNING, why=str(trouble))
+    finally:
+        link.close()
 
 
 if __name__ == "__main__":

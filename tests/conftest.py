@@ -11,10 +11,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from common.embedded import EmbeddedRedis
 from common.redis_client import Link
+
+#: ``pytest --hypothesis-profile=long tests/integration/test_protocol_machine.py``: an hour instead of seconds.
+hypothesis.settings.register_profile("long", max_examples=5000, stateful_step_count=60)
 
 
 @pytest.fixture(autouse=True)

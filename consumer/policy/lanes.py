@@ -33,13 +33,14 @@ M = TypeVar("M", bound=HasId)
 class Lane(Generic[M]):
     """One ticket's queue. ``queue`` belongs to whoever runs the lane; others may only append to it, or put into ``early``."""
 
-    __slots__ = ("busy", "early", "last", "queue", "ticket")
+    __slots__ = ("busy", "early", "forgotten", "last", "queue", "ticket")
 
     def __init__(self, ticket: bytes) -> None:
         self.ticket = ticket
         self.queue: deque[M] = deque()
         self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
         self.last = -1  # rank of the last message queued
+        self.forgotten = False  # while it runs: what runs is not its ticket's owner any more
         self.busy = False  # ready, running, waiting or held: it is in one place only
 
     def merge_early(self) -> None:
@@ -103,6 +104,15 @@ class LaneBoard(Generic[M]):
         """What a held lane waited for has happened."""
         self._settle(lane)
 
+    def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
+        """Its runner is done with it; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket was forgotten while
+        the message ran, the message is dropped."""
+        if lane.forgotten:
+            self.release(lane)
+        else:
+            lane.queue.appendleft(message)
+            self.hold_until(lane, due_s)
+
     def hold_until(self, lane: Lane[M], due_s: float) -> None:
         """Its runner is done with it; it is ready again at ``due_s``."""
         self.running -= 1
@@ -124,6 +134,7 @@ class LaneBoard(Generic[M]):
         ticket, should it come back to us, cannot run twice at once."""
         lane = self.lanes.get(ticket)
         if lane is not None:
+            lane.forgotten = True
             self._empty(lane)
 
     def quiet(self) -> dict[bytes, list[bytes]]:
@@ -152,6 +163,7 @@ class LaneBoard(Generic[M]):
         lane.early.clear()
 
     def _settle(self, lane: Lane[M]) -> None:
+        lane.forgotten = False
         if lane.queue or lane.early:
             self.ready.append(lane)
         else:

@@ -43,11 +43,13 @@ def told(raised: BaseException) -> str:
         text = str(raised)
     except Exception as problem:
         text = f"(its text cannot be had: {type(problem).__name__})"
-    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR]
+    # A text made of a message's fields may hold surrogates, which neither Redis nor a log can take.
+    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
 
 
-def decide(raised: BaseException, attempt: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
-    """
+def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
+    """What follows from ``raised``, when ``failures`` starts of the message ended badly so far, this one included.
+
     ==================  ====================  =================================
     the handler raised  attempts left         decision
     ==================  ====================  =================================
@@ -62,6 +64,6 @@ def decide(raised: BaseException, attempt: int, policy: RetryPolicy, rng: random
         return Bury("gave_up", error)
     if isinstance(raised, RetryLater):
         return TryAgain(max(0.0, raised.after_s))
-    if attempt >= policy.max_attempts:
+    if failures >= policy.max_attempts:
         return Bury("attempts_exhausted", error)
-    return TryAgain(backoff_s(attempt, policy.base_s, policy.cap_s, rng))
+    return TryAgain(backoff_s(failures, policy.base_s, policy.cap_s, rng))

@@ -173,7 +173,7 @@ class Board:
         """After ids left: free the ticket if nothing runs, queue it if something waits, forget it if nothing is left."""
         owner = ticket.owner
         if not ticket.running and ticket.standing is Standing.OPEN and owner is not None:
-            owner.tickets.discard(ticket.name)
+            owner.tickets.pop(ticket.name, None)
             ticket.owner, ticket.believed = None, NOBODY
             self._retry(owner.waiting)  # it may wait there, and is not bound to that consumer any more
         if ticket.parked:
@@ -181,7 +181,7 @@ class Board:
                 self._queue(ticket)
         elif not ticket.running and ticket.standing in (Standing.OPEN, Standing.RECOVERING):
             if ticket.owner is not None:
-                ticket.owner.tickets.discard(ticket.name)
+                ticket.owner.tickets.pop(ticket.name, None)
             self.tickets.pop(ticket.name, None)
 
     def _queue(self, ticket: Ticket) -> None:
@@ -256,7 +256,7 @@ class Board:
         part = Part(ticket.name, ticket.believed, ids)
         if ticket.owner is None:
             ticket.owner, ticket.compared_s = consumer, now_s
-            consumer.tickets.add(ticket.name)
+            consumer.tickets[ticket.name] = None
         consumer.in_flight += count
         self.in_flight += count
         return part
@@ -315,7 +315,7 @@ class Board:
         if consumer is None:
             return
         if part.changes_owner:
-            consumer.tickets.discard(ticket.name)
+            consumer.tickets.pop(ticket.name, None)
             ticket.owner = None
         self._lighter(consumer, len(part.ids))
         self._queue(ticket)
@@ -350,7 +350,7 @@ class Board:
         if consumer is None:
             consumer = self.join(incarnation, incarnation.rpartition(":")[0], 0, 0, False)
         ticket.owner = consumer
-        consumer.tickets.add(name)
+        consumer.tickets[name] = None
         # What is parked is under ``master`` for certain; of a stray the index still says that its dead owner has it.
         strays = set(ids).intersection(ticket.parked)
         ticket.running = dict.fromkeys(entry_id for entry_id in ids if entry_id not in strays)
@@ -385,7 +385,7 @@ class Board:
         ticket.believed = NOBODY
         ticket.owner = None
         if consumer is not None:
-            consumer.tickets.discard(ticket.name)
+            consumer.tickets.pop(ticket.name, None)
             self._lighter(consumer, running)
 
     def quiet_since(self, limit_s: float, most: int) -> list[bytes]:

@@ -56,7 +56,7 @@ class ConsumerLoad:
     capacity: int
     accepts: bool = True
     in_flight: int = 0
-    tickets: set[bytes] = field(default_factory=set)
+    tickets: dict[bytes, None] = field(default_factory=dict)  # in the order it got them; a set's order differs from process to process
     waiting: deque[Ticket] = field(default_factory=deque)
 
     @property

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.chaos.checker.verdict import Verdict, Violation, judge
 from tests.chaos.plans import Plan
-from tests.chaos.rig.cluster import Cluster
+from tests.chaos.rig.cluster import HANDLER, Cluster, Shape
 
 HEADER = (
     f"{'':5}{'scenario':32}{'runs':>4} {'messages':>8} {'starts':>7} {'again':>6} {'zombies':>7} {'fenced':>6} {'refused':>7} "
@@ -53,9 +54,25 @@ class Outcome:
         return told + "   " + " ".join(f"{name}={f[name]}" for name in self.plan.must)
 
 
+def varied(plan: Plan, seed: int) -> Shape:
+    """The plan's shape; from the second seed on with other settings of the consumers and masters, so that runs do not repeat each other."""
+    rng = random.Random(seed)
+    if seed == 1 or not plan.varies:
+        return plan.shape
+    environ = {
+        "USHER_ACK_MODE": rng.choice(("pipelined", "pipelined", "strict")),
+        "USHER_TICKET_WINDOW": rng.choice(("2", "8", "512")),
+        "USHER_CAPACITY": rng.choice(("12", "60", "2000")),
+        "USHER_BATCH_SIZE": rng.choice(("3", "50", "1000")),
+        "USHER_FLUSH_MS": rng.choice(("0", "5", "50")),
+        "USHER_HANDLER": rng.choice((HANDLER, HANDLER, f"{HANDLER}_async")),
+    }
+    return replace(plan.shape, environ={**environ, **plan.shape.environ})
+
+
 def run(plan: Plan, seed: int, seconds: float, folder: Path, system: type[Cluster] = Cluster) -> Verdict:
     """One run in ``folder``, which is left as it is. ``system`` says which system is started."""
-    with system(folder, seed, plan.shape, plan.load) as cluster:
+    with system(folder, seed, varied(plan, seed), plan.load) as cluster:
         cluster.begin()
         time.sleep(plan.warm_s)
         plan.faults(cluster, seconds)

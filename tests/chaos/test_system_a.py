@@ -27,7 +27,7 @@ def _for_system_a(name: str) -> Plan:
     """The plan for one master without proxies of HTTP, at a rate that it can keep up with, and without counters that it does not have."""
     plan = _BY_NAME[name]
     shape = Shape(masters=1, proxied=plan.shape.proxied & {"redis"})
-    return replace(plan, shape=shape, load=Load(rate=60, work_ms=15), must=(), tokens=False, drain_s=5.0)
+    return replace(plan, shape=shape, load=Load(rate=60, work_ms=15), must=(), tokens=False, varies=False, drain_s=5.0)
 
 
 def _broken(name: str, report: list[str]) -> dict[str, int]:
@@ -45,7 +45,7 @@ def test_system_a_works_as_long_as_nothing_goes_wrong(chaos_report: list[str]) -
     assert not _broken("K0", chaos_report)
 
 
-@pytest.mark.parametrize("name", ["K2", "K3", "K4", "K5"])
+@pytest.mark.parametrize("name", ["K3", "K5"])
 def test_system_a_breaks_when_something_goes_wrong(name: str, chaos_report: list[str]) -> None:
     broken = _broken(name, chaos_report)
     assert set(broken) & {"S1", "S2", "S2b", "S3", "L1", "L2"}, broken

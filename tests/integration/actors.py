@@ -226,7 +226,7 @@ class ConsumerActor:
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
         self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, 0.0, 1000, self.lost.append)
-        self.executor = Executor(self.keeper, self.acker, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0)
+        self.executor = Executor(self.keeper, self.acker, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0, self.lost.append)
         self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
         self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, LEASE_MS)
         self.runs: list[Run] = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from common.keys import HALTED, MASTER
 from common.stream_id import rank
 from common.streams import pairs, parse_record
 from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, TroubledLink
 
 _RETURNED = b"returned"
+#: Somebody who takes entries without being asked to.
+STRANGER = b"stranger"
 
 
 class Ledger:
@@ -31,6 +31,10 @@ class Ledger:
 
     def sent(self, entry_id: bytes, ticket: bytes | None) -> None:
         self.ticket_of[entry_id] = ticket
+
+    def next_id(self) -> bytes:
+        """Above all that was sent."""
+        return b"%d-1" % (max((int(entry_id.partition(b"-")[0]) for entry_id in self.ticket_of), default=0) + 1)
 
     def registered(self, consumer: ConsumerActor) -> None:
         assert consumer.incarnation not in self._incarnations, "a generation was given twice"
@@ -74,10 +78,6 @@ class Ledger:
         incarnation = f"{name}:{int(stored.split()[0])}" if stored else ""
         return incarnation if incarnation and self.lease(incarnation) else ""
 
-    def with_lock(self, consumer: ConsumerActor, lock: str) -> bytes:
-        """Its stored registration, as if it had held this lock."""
-        return replace(consumer.registration, lock=lock).dump()
-
     # ---- the promise ---------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -115,21 +115,21 @@ class Ledger:
             named.update(record.ids)
             if record.owner != _RETURNED:
                 self._granted(ticket, record.fence, record.owner.decode())
-            allowed = {MASTER, b"stranger"} if record.owner == _RETURNED else {record.owner}
+            allowed = {MASTER, STRANGER} if record.owner == _RETURNED else {record.owner}
             if record.owner != _RETURNED and not self.lease(record.owner.decode()):
-                allowed |= {MASTER, b"stranger"}  # until it is recovered, what was taken back is under master
+                allowed |= {MASTER, STRANGER}  # until it is recovered, what was taken back is under master
             for entry_id in record.ids:
                 assert self.ticket_of.get(entry_id) == ticket, f"{entry_id!r} is in the record of {ticket!r}"
                 owner = owner_of.get(entry_id)
                 gone = owner is None and entry_id in self.bodiless
                 assert owner in allowed or gone, f"{ticket!r}: {entry_id!r} is pending for {owner!r}, the index says {record.owner!r}"
         for entry_id, owner in owner_of.items():
-            assert entry_id in named or owner in (MASTER, HALTED, b"stranger"), f"{entry_id!r} is pending for {owner!r} and in no record"
+            assert entry_id in named or owner in (MASTER, HALTED, STRANGER), f"{entry_id!r} is pending for {owner!r} and in no record"
 
     def _one_owner_per_ticket(self, owner_of: dict[bytes, bytes]) -> None:
         owners: dict[bytes | None, set[bytes]] = {}
         for entry_id, owner in owner_of.items():
-            if owner not in (MASTER, HALTED, b"stranger"):
+            if owner not in (MASTER, HALTED, STRANGER):
                 owners.setdefault(self.ticket_of[entry_id], set()).add(owner)
         for ticket, names in owners.items():
             assert len(names) == 1, f"{ticket!r} has the owners {names}"

@@ -16,7 +16,7 @@ from common.registration import Registration, name_of
 from common.scripts import ScriptRunner
 from common.streams import TicketStream, parse_record
 from consumer.owner_steps import OwnerSteps
-from master.leader_steps import Found, LeaderSteps, TakenPage
+from master.leader_steps import Found, Freed, LeaderSteps, TakenPage
 from master.policy.plans import HandOverPlan, HandOverReply
 from tests.leader_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
@@ -130,7 +130,7 @@ class Mirror(RedisModel):
         self._compare()
         return real
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> list[bytes] | None:
+    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
         self._bring_up_to_date()
         real = self._steps.free_tickets(incarnation, tickets)
         assert real == super().free_tickets(incarnation, tickets)

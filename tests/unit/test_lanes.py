@@ -224,31 +224,26 @@ class Consumer:
         self.held: list[tuple[Lane[Entry], Entry]] = []
         self.unacknowledged: list[Entry] = []
         self.last_id = 100
+        self.ever: set[int] = set()
 
     def moves(self) -> list[Callable[[], None]]:
-        return [self.hand_over, self.hand_over, self.take, self.take, self.end, self.end, self.end, self.let_go, self.acknowledge, self.pass_time]
+        often = [self.hand_over, self.take, self.end, self.end]
+        return [*often, *often, *often, self.let_go, self.let_go, self.acknowledge, self.pass_time, self.pass_time, self.forget]
 
     def hand_over(self) -> None:
         """New ids; sometimes lower ones than before, sometimes ids that are here already."""
         ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
         self.last_id += 10
         low = self.last_id - self.rng.choice([0, 0, 0, 35])
-        fresh = [b"%d-0" % number for number in range(low, low + self.rng.randint(1, 4))]
+        fresh = {b"%d-0" % number for number in range(low, low + self.rng.randint(1, 4)) if number not in self.ever}
         known = self.rng.sample(sorted(self.board.held_ids), min(len(self.board.held_ids), 2))
         unknown = self.board.unknown([*fresh, *known])
-        assert not set(unknown) & set(known)
-        unknown = [entry_id for entry_id in unknown if entry_id not in {b"%d-0" % n for n in self.ever}]
+        assert set(unknown) == fresh
         if unknown:
             messages = [Entry(entry_id) for entry_id in sorted(unknown, key=rank)]
             self.ever.update(numbers(messages))
             self.added.setdefault(ticket, []).extend(numbers(messages))
             self.board.add(ticket, messages)
-
-    @property
-    def ever(self) -> set[int]:
-        if not hasattr(self, "_ever"):
-            self._ever: set[int] = set()
-        return self._ever
 
     def take(self) -> None:
         lane = self.board.take()
@@ -306,6 +301,12 @@ class Consumer:
         due_s = self.board.wake_due(self.now_s)
         assert due_s is None or due_s > self.now_s
 
+    def forget(self) -> None:
+        """Somebody else has a ticket now; what runs of it cannot be called back."""
+        ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
+        self.added[ticket] = [message.number for lane, message in self.running if lane.ticket == ticket and message is not None]
+        self.board.forget(ticket)
+
     def check(self) -> None:
         """Nothing is forgotten, and every ticket with something is in just one place."""
         here = {number for left in self.added.values() for number in left}
@@ -321,14 +322,13 @@ class Consumer:
     def finish(self) -> None:
         """Whatever is here can be done."""
         for _ in range(10_000):
-            if not self.board.held_ids:
+            if not self.board.lanes and not self.board.held_ids:
                 break
             for move in (self.take, self.end, self.let_go, self.acknowledge, self.pass_time):
                 move()
                 self.check()
-        while self.running:
-            self.end()
         assert not self.board.lanes
+        assert not self.board.held_ids
         assert (self.board.running, self.board.take(), self.board.wake_due(1e9)) == (0, None, None)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from tests.chaos.injectors.programs import SLACK_S
 from tests.chaos.rig.cluster import Cluster
 from tests.chaos.rig.facts import GROUP
+from tests.chaos.rig.processes import continue_process, stop_process
 from tests.chaos.rig.producer import STREAM
 from tests.chaos.rig.records import now_ns
 
@@ -22,6 +23,17 @@ def kill_redis(cluster: Cluster, down_s: float) -> None:
     time.sleep(down_s)
     cluster.redis.start()
     _note_away(cluster, "kill_redis", t0)
+
+
+def pause_redis(cluster: Cluster, seconds: float) -> None:
+    """SIGSTOP: every call hangs, and leases end meanwhile."""
+    t0 = now_ns()
+    stop_process(cluster.redis.pid)
+    try:
+        time.sleep(seconds)
+    finally:
+        continue_process(cluster.redis.pid)
+    _note_away(cluster, "pause_redis", t0)
 
 
 def lose_power(cluster: Cluster, tail_s: float) -> int:

@@ -27,6 +27,7 @@ from tests.chaos.rig.wire import Refused, Unknown
 
 ROOT = Path(__file__).resolve().parents[3]
 USHER = [sys.executable, str(ROOT / "common" / "launch.py")]
+HANDLER = "tests.chaos.rig.handler:handle"
 _READY_S = 30.0
 _S = 1_000_000_000
 
@@ -162,7 +163,7 @@ class Cluster:
         urls = [f"http://127.0.0.1:{self._near(name, 'http', self.http_ports[master], f'-{master}')}" for master in self.master_names]
         environ = {
             "USHER_CONSUMER_NAME": name,
-            "USHER_HANDLER": "tests.chaos.rig.handler:handle",
+            "USHER_HANDLER": HANDLER,
             "USHER_MASTER_URLS": ",".join(urls),
             "USHER_BIND": f"127.0.0.1:{port}",
             "USHER_HEALTH_URL": f"http://127.0.0.1:{self._near(name, 'ping', port)}/api/health",

@@ -7,6 +7,7 @@ Standard library only: the same handler serves Usher and what it is compared wit
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import threading
@@ -86,6 +87,11 @@ def handle(message: Any) -> None:
         _end(world, x, False)
         raise Poisoned(f"{when} {times}")
     _end(world, x, True)
+
+
+async def handle_async(message: Any) -> None:
+    """One execution, for the event loop of a consumer with ``async def`` handlers."""
+    await asyncio.to_thread(handle, message)
 
 
 def _end(world: _World, x: str, ok: bool) -> None:

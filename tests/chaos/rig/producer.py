@@ -27,7 +27,7 @@ class Load:
     rate: float = 150.0
     tickets: int = 100
     skew: float = 0.7  # ticket n comes with probability ~ n ** -skew
-    work_ms: float = 40.0
+    work_ms: float = 30.0
     double_sends: float = 0.0
     fail_before: float = 0.0
     fail_after: float = 0.0

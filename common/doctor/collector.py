@@ -1,0 +1,206 @@
+"""Asking Redis for all that the doctor judges. Nothing is written; what may not be asked is noted with Redis' own words."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from common.capabilities import ask
+from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Severity, StreamFacts
+from common.doctor.findings import examine_server
+from common.doctor.rights import find_rights
+from common.endpoints import CLUSTER, SENTINEL
+from common.errors import GroupMissing, NotNow, RedisTrouble
+from common.keys import HALTED, MASTER, Keys
+from common.redis_client import CommandRefused, Link
+from common.registration import parse
+from common.streams import TicketStream, pairs
+
+_SETTINGS = (
+    "appendonly",
+    "appendfsync",
+    "no-appendfsync-on-rewrite",
+    "save",
+    "stop-writes-on-bgsave-error",
+    "maxmemory-policy",
+    "maxclients",
+    "min-replicas-to-write",
+    "busy-reply-threshold",
+    "lua-time-limit",
+    "timeout",
+)
+_SENTINEL_CHANNEL = "__sentinel__:hello"
+#: How long Redis' clock is watched beside ours.
+_WATCH_S = 0.2
+#: Pending entries that are looked at for the longest idle one.
+_MOST_IDLE = 100
+
+
+def collect(link: Link, keys: Keys, lease_ms: int) -> Facts:
+    """All facts. Raises RedisTrouble when Redis cannot be reached."""
+    refused: dict[str, str] = {}
+    first = _time(link, refused)
+    server = _server(link, refused)
+    rights = find_rights(link, keys)
+    abilities = ask(link, keys.prefix + "absent")
+    stream = _stream(link, keys, refused)
+    return Facts(
+        mode=_mode(link.url),
+        lease_ms=lease_ms,
+        info=server.info,
+        config=server.config,
+        clock=_clock(link, first, refused),
+        rights=rights,
+        sentinels=server.sentinels,
+        cluster=server.cluster,
+        abilities=abilities,
+        stream=stream,
+        refused=refused,
+    )
+
+
+def startup_findings(link: Link) -> list[Finding]:
+    """What is bad about the server behind ``link``: a program logs it when it starts, and goes on. Raises RedisTrouble."""
+    server = _server(link, {})
+    return [finding for finding in examine_server(server) if finding.severity is Severity.BAD]
+
+
+def _server(link: Link, refused: dict[str, str]) -> Facts:
+    """INFO, CONFIG and who stands around it."""
+    info, sentinels, *settings = link.pipeline([("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)])
+    told = _lines(info) if _is_told(info, "INFO", refused) else None
+    cluster = None
+    if told is not None and told.get("cluster_enabled") == "1":
+        [reply] = link.pipeline([("CLUSTER", "INFO")])
+        cluster = _lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
+    watching = int(sentinels[1]) if isinstance(sentinels, list) else None
+    return Facts(mode=_mode(link.url), info=told, config=_settings(settings, refused), sentinels=watching, cluster=cluster, refused=refused)
+
+
+def _mode(url: str) -> str:
+    return {SENTINEL: "sentinel", CLUSTER: "cluster"}.get(urlsplit(url).scheme, "fixed")
+
+
+def _lines(reply: bytes) -> dict[str, str]:
+    """The ``name:value`` lines of INFO and CLUSTER INFO."""
+    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)
+
+
+def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | None:
+    """Names and values of CONFIG GET; None when it is forbidden."""
+    found: dict[str, str] = {}
+    for reply in replies:
+        if not _is_told(reply, "CONFIG GET", refused):
+            return None
+        found.update({name.decode(): value.decode(errors="replace") for name, value in pairs(reply).items()})
+    return found
+
+
+def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
+    """False, and the reason is noted, when Redis may not answer us. Raises NotNow when it answers nobody."""
+    if isinstance(reply, NotNow):
+        raise reply
+    if isinstance(reply, Exception):
+        refused[question] = str(reply).removeprefix("Redis: ")
+        return False
+    return True
+
+
+def _time(link: Link, refused: dict[str, str]) -> tuple[int, float, int] | None:
+    """(Redis' milliseconds, ours on a steady clock, ours on the wall), all of the middle of one call."""
+    before_s, wall_ns = time.monotonic(), time.time_ns()
+    [reply] = link.pipeline([("TIME",)])
+    trip_s = time.monotonic() - before_s
+    if not _is_told(reply, "TIME", refused):
+        return None
+    seconds, micros = map(int, reply)
+    return seconds * 1000 + micros // 1000, (before_s + trip_s / 2) * 1000, wall_ns // 1_000_000 + int(trip_s * 500)
+
+
+def _clock(link: Link, first: tuple[int, float, int] | None, refused: dict[str, str]) -> Clock | None:
+    if first is None:
+        return None
+    time.sleep(max(0.0, _WATCH_S - (time.monotonic() - first[1] / 1000)))
+    last = _time(link, refused)
+    if last is None:
+        return None
+    watched_ms = int(last[1] - first[1])
+    return Clock(last[0], last[0] - last[2], last[0] - first[0] - watched_ms, watched_ms)
+
+
+def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> StreamFacts | None:
+    """The ticket stream and what Usher keeps beside it; None when we may not look."""
+    try:
+        return _look_at_stream(link, keys)
+    except RedisTrouble:
+        raise
+    except CommandRefused as not_allowed:
+        refused["stream"] = str(not_allowed).removeprefix("Redis: ")
+        return None
+
+
+def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
+    kind = bytes(link.call("TYPE", keys.stream)).decode()
+    if kind not in ("stream", "none"):
+        return StreamFacts(keys.stream, wrong_type=kind)
+    reader = TicketStream(link, keys)
+    span = reader.span()
+    counters = pairs(link.call("HGETALL", keys.counters))
+    leader = bytes(link.call("GET", keys.leader) or b"").decode().rpartition(" ")[2]
+    states = _states(link, keys)
+    names: tuple[NameInGroup, ...] = ()
+    lag: int | None = 0
+    idle_ms = 0
+    has_group = True
+    try:
+        facts = reader.group_facts()
+        lag = facts.get(b"lag", _nothing_above(link, keys, facts[b"last-delivered-id"]))
+        names = tuple(NameInGroup(name.decode(errors="replace"), _state(name, states), pending) for name, pending in reader.group_consumers())
+        idle_ms = _longest_idle_ms(link, keys, states)
+    except GroupMissing:
+        has_group = False
+    return StreamFacts(
+        name=keys.stream,
+        last_generated=span.last_generated.decode() if span else "",
+        entries=link.call("XLEN", keys.stream),
+        has_group=has_group,
+        position_saved=reader.saved_position() is not None,
+        lag=lag,
+        names=names,
+        leader=leader,
+        living=sum(state == "live" for state in states.values()),
+        idle_ms=idle_ms,
+        highest_number=max((int(number) for number in counters.values() if number.isdigit()), default=0),
+        dead_letters=link.call("XLEN", keys.dead),
+    )
+
+
+def _nothing_above(link: Link, keys: Keys, last_delivered: bytes) -> int | None:
+    """0 when nothing is unread, else None: before 7.0 nobody has counted."""
+    return None if link.call("XRANGE", keys.stream, b"(" + last_delivered, "+", "COUNT", 1) else 0
+
+
+def _states(link: Link, keys: Keys) -> dict[str, str]:
+    """Registered incarnations and what their leases say; "lost" without one."""
+    incarnations = []
+    for name, stored in pairs(link.call("HGETALL", keys.consumers)).items():
+        try:
+            incarnations.append(parse(name, stored).incarnation)
+        except ValueError:
+            continue  # the roster reports it
+    leases = link.pipeline([("GET", keys.lease(incarnation)) for incarnation in incarnations])
+    return {incarnation: lease.decode() if isinstance(lease, bytes) else "lost" for incarnation, lease in zip(incarnations, leases, strict=True)}
+
+
+def _state(name: bytes, states: dict[str, str]) -> str:
+    if name in (MASTER, HALTED):
+        return "reserved"
+    return states.get(name.decode(errors="replace"), "lost" if b":" in name else "unknown")
+
+
+def _longest_idle_ms(link: Link, keys: Keys, states: dict[str, str]) -> int:
+    """Of the oldest entries of those whose lease lives."""
+    living = [name for name, state in states.items() if state != "lost"]
+    pages = link.pipeline([("XPENDING", keys.stream, keys.group, "-", "+", _MOST_IDLE, name) for name in living])
+    return max((row[2] for page in pages if isinstance(page, list) for row in page), default=0)

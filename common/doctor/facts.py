@@ -1,0 +1,136 @@
+"""What the doctor knows of a Redis and of a ticket stream in it, and the shape of what follows from it. None is "could not be asked"."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Severity(enum.Enum):
+    """BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will. UNKNOWN: we may not ask."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: what was seen, what that means for the promise, and what to do about it ("" when nothing is to be done)."""
+
+    check: str
+    severity: Severity
+    seen: str
+    means: str
+    do: str = ""
+
+
+class Ability(Protocol):
+    """What judging needs of a ``common.capabilities.Capability``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has(self) -> bool | None: ...
+
+    @property
+    def required(self) -> bool: ...
+
+    @property
+    def how(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Redis' clock beside ours: how far it is ahead, and how much it went faster than time itself while we watched. Milliseconds."""
+
+    redis_ms: int
+    ahead_ms: int
+    drift_ms: int
+    watched_ms: int
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What the user of the URL may do. ``missing``: commands it may not run that Usher needs."""
+
+    user: str | None
+    missing: tuple[str, ...] | None
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class NameInGroup:
+    """A name in the group. ``state``: live, draining, revoked, lost, reserved (``master``, ``halted``), or unknown (on no roster)."""
+
+    name: str
+    state: str
+    pending: int
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """The ticket stream, its group and its index at one moment. ``last_generated`` is "" and ``entries`` 0 when the stream is not there.
+
+    ``has_group`` and ``position_saved``: a position without a group means that the group was lost. ``highest_number`` is the highest epoch,
+    fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a lease was idle.
+    """
+
+    name: str
+    wrong_type: str = ""
+    last_generated: str = ""
+    entries: int = 0
+    has_group: bool = False
+    position_saved: bool = False
+    lag: int | None = 0
+    names: tuple[NameInGroup, ...] = ()
+    leader: str = ""
+    living: int = 0
+    idle_ms: int = 0
+    highest_number: int = 0
+    dead_letters: int = 0
+
+    @property
+    def pending(self) -> int:
+        return sum(name.pending for name in self.names)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All of it. ``info`` and ``config``: names and values as Redis has them. ``refused``: the question, and Redis' words.
+
+    ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: how many sentinels listen at this server.
+    """
+
+    mode: str = "fixed"
+    lease_ms: int = 10_000
+    info: Mapping[str, str] | None = None
+    config: Mapping[str, str] | None = None
+    clock: Clock | None = None
+    rights: Rights = field(default_factory=lambda: Rights(None, None))
+    sentinels: int | None = None
+    cluster: Mapping[str, str] | None = None
+    abilities: tuple[Ability, ...] = ()
+    stream: StreamFacts | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def told(self, name: str) -> str | None:
+        """A value of INFO."""
+        return None if self.info is None else self.info.get(name)
+
+    def number(self, name: str) -> int | None:
+        """A whole number of INFO."""
+        value = self.told(name)
+        return int(value) if value is not None and value.lstrip("-").isdecimal() else None
+
+    def setting(self, name: str) -> str | None:
+        """A value of CONFIG, or None when CONFIG is forbidden or the server does not have it."""
+        return None if self.config is None else self.config.get(name)
+
+    def why_not(self, question: str) -> str:
+        """Redis' words on why it was not answered."""
+        return self.refused.get(question, "not told")

@@ -1,0 +1,94 @@
+"""May the user of this connection run all that Usher needs? Asked without doing any of it.
+
+``ACL DRYRUN`` answers for a user by name, but is new (7.0) and often forbidden itself. Else each command is queued in a MULTI, where
+Redis checks the rights, and the MULTI is discarded: nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.doctor.facts import Rights
+from common.errors import NotNow
+from common.keys import MASTER, Keys
+from common.redis_client import Arg, CommandRefused, Link
+
+Command = tuple[Arg, ...]
+
+
+def needed(keys: Keys) -> list[Command]:
+    """One well-formed call of every command that masters and consumers send or that their scripts run, on the keys they run it on."""
+    stream, group, inbox, lease = keys.stream, keys.group, keys.inbox("a:1"), keys.lease("a:1")
+    return [
+        ("TIME",),
+        ("INFO",),
+        ("EVAL", "return 1", 1, keys.leader),
+        ("EVALSHA", "0" * 40, 1, keys.leader),
+        ("XADD", keys.dead, "*", "f", "v"),
+        ("XADD", inbox, "*", "f", "v"),
+        ("XADD", keys.runs, "MAXLEN", "~", 1, "*", "f", "v"),
+        ("XREAD", "STREAMS", stream, "0"),
+        ("XREAD", "STREAMS", inbox, "0"),
+        ("XREADGROUP", "GROUP", group, MASTER, "COUNT", 1, "STREAMS", stream, ">"),
+        ("XACK", stream, group, "0-1"),
+        ("XCLAIM", stream, group, MASTER, 0, "0-1", "JUSTID"),
+        ("XAUTOCLAIM", stream, group, MASTER, 0, "0-0"),
+        ("XPENDING", stream, group),
+        ("XRANGE", stream, "-", "+", "COUNT", 1),
+        ("XLEN", stream),
+        ("XTRIM", inbox, "MINID", "0"),
+        ("XDEL", keys.dead, "0-1"),
+        ("XINFO", "STREAM", stream),
+        ("XINFO", "GROUPS", stream),
+        ("XINFO", "CONSUMERS", stream, group),
+        ("XGROUP", "CREATE", stream, group, "0", "MKSTREAM"),
+        ("XGROUP", "DELCONSUMER", stream, group, "nobody"),
+        ("HGET", keys.tickets, "f"),
+        ("HMGET", keys.tickets, "f"),
+        ("HGETALL", keys.consumers),
+        ("HSCAN", keys.tickets, 0),
+        ("HLEN", keys.tickets),
+        ("HSET", keys.tickets, "f", "v"),
+        ("HDEL", keys.tickets, "f"),
+        ("GET", lease),
+        ("SET", lease, "v", "PX", 1),
+        ("EXISTS", lease),
+        ("PTTL", lease),
+        ("PEXPIRE", lease, 1),
+        ("DEL", inbox),
+    ]
+
+
+def find_rights(link: Link, keys: Keys) -> Rights:
+    """What is missing. Raises RedisTrouble when Redis cannot be reached."""
+    commands = needed(keys)
+    [who] = link.pipeline([("ACL", "WHOAMI")])
+    user = who.decode(errors="replace") if isinstance(who, bytes) else None
+    if user is not None:
+        replies = link.pipeline([("ACL", "DRYRUN", user, *command) for command in commands])
+        if replies[0] == b"OK":  # TIME: it takes no key, so this says that we may ask
+            return Rights(user, _missing(commands, [reply if reply == b"OK" else "refused" for reply in replies]), "ACL DRYRUN")
+    return _queued(link, user, commands)
+
+
+def _queued(link: Link, user: str | None, commands: Sequence[Command]) -> Rights:
+    """Queue all in a MULTI that is discarded. MULTI is asked alone: were it refused, what follows would run."""
+    [begun] = link.pipeline([("MULTI",)])
+    if begun != b"OK":
+        return Rights(user, None, f"ACL DRYRUN and MULTI are refused: {begun}")
+    *replies, _ = link.pipeline([*commands, ("DISCARD",)])
+    for reply in replies:
+        if isinstance(reply, NotNow):
+            return Rights(user, None, f"not now: {reply}")
+    refused = [reply if isinstance(reply, CommandRefused) and "NOPERM" in str(reply) else b"" for reply in replies]
+    return Rights(user, _missing(commands, refused), "MULTI")
+
+
+def _missing(commands: Sequence[Command], replies: Sequence[object]) -> tuple[str, ...]:
+    """Names of the commands whose reply is no bytes, each once; with the subcommand where there is one."""
+    names: dict[str, None] = {}
+    for command, reply in zip(commands, replies, strict=True):
+        if not isinstance(reply, bytes):
+            words = command[:2] if command[0] in ("XINFO", "XGROUP") else command[:1]
+            names[" ".join(map(str, words))] = None
+    return tuple(names)

@@ -1,0 +1,197 @@
+"""Judging one redis-server: what is on disk, what may be deleted, which version it is, what we may do there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common.doctor.facts import Facts, Finding, Severity
+from common.doctor.versions import floor_problem, known_holes, version_of
+
+OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+#: Of maxmemory: from here on it is time to act; at all of it sends are refused.
+_NEARLY_FULL = 0.8
+#: Redis' own default of busy-reply-threshold.
+_BUSY_MS = 5000
+
+
+def judge_server(facts: Facts) -> Iterator[Finding]:
+    """Everything about the server itself."""
+    yield from _version(facts)
+    yield from _append_only_file(facts)
+    yield from _disk(facts)
+    yield from _eviction(facts)
+    yield from _memory(facts)
+    yield from _rights(facts)
+    yield from _times(facts)
+    yield from _abilities(facts)
+
+
+def _version(facts: Facts) -> Iterator[Finding]:
+    told = version_of(facts.info or {})
+    if told is None:
+        why = facts.why_not("INFO") if facts.info is None else "INFO does not tell"
+        yield Finding("version", UNKNOWN, why, "old versions lose entries of consumer groups", "allow INFO to this user")
+        return
+    severity, means = floor_problem(told)
+    yield Finding("version", severity, str(told), means, "" if severity is OK else "update Redis to at least 6.2.14 or 7.0.5")
+    for hole in known_holes(told):
+        fixed = "update (fixed in " + ", ".join(hole.fixed_in(told.product)) + "); a distribution may have mended it under the same number"
+        yield Finding("security", WARN, f"{told}: {hole.name}", hole.what, fixed)
+
+
+def _append_only_file(facts: Facts) -> Iterator[Finding]:
+    enabled = facts.told("aof_enabled") or {"yes": "1", "no": "0"}.get(facts.setting("appendonly") or "")
+    if enabled is None:
+        why = facts.why_not("INFO")
+        yield Finding("append-only file", UNKNOWN, why, "without one a restart of Redis loses messages", "ask whoever runs this Redis")
+        return
+    if enabled == "0":
+        saves = facts.setting("save")
+        means = "a restart of Redis loses everything" if saves == "" else "a restart of Redis loses all since its last snapshot, acknowledged or not"
+        if facts.number("connected_slaves"):
+            means += "; with replicas, an automatic restart wipes them too"
+        yield Finding("append-only file", BAD, "appendonly no", means, "set appendonly yes")
+        return
+    yield Finding("append-only file", OK, "appendonly yes", "Redis comes back with what it had")
+    yield _fsync(facts)
+    if facts.setting("no-appendfsync-on-rewrite") == "yes":
+        means = "while the file is rewritten nothing is brought to disk: a power loss may then take up to half a minute"
+        yield Finding("fsync while rewriting", WARN, "no-appendfsync-on-rewrite yes", means, "set no-appendfsync-on-rewrite no")
+    delayed = facts.number("aof_delayed_fsync")
+    if delayed:
+        means = "the disk is too slow for one fsync a second: a power loss may take more than a second"
+        yield Finding("fsync delays", WARN, f"{delayed:,} delayed since the start", means, "give Redis a faster disk, or fewer neighbours on it")
+
+
+def _fsync(facts: Facts) -> Finding:
+    mode = facts.setting("appendfsync")
+    if mode == "always":
+        return Finding("fsync", OK, "appendfsync always", "a power loss loses nothing that was acknowledged, as far as the disk keeps its word")
+    if mode == "everysec":
+        means = "a killed redis-server loses nothing; a power loss of its host up to about a second of sends and acknowledgements: resend those"
+        return Finding("fsync", OK, "appendfsync everysec", means)
+    if mode is None:
+        return Finding(
+            "fsync", UNKNOWN, facts.why_not("CONFIG GET"), "how much a power loss loses is not known", "ask whoever runs this Redis for appendfsync"
+        )
+    means = "a power loss loses what the kernel has not written yet: half a minute or more"
+    return Finding("fsync", WARN, f"appendfsync {mode}", means, "set appendfsync everysec")
+
+
+def _disk(facts: Facts) -> Iterator[Finding]:
+    """Writes that failed: with an append-only file, or with snapshots, Redis then refuses all further ones (MISCONF)."""
+    if facts.info is None:
+        return
+    saves = facts.setting("save")
+    troubles = {
+        "aof_last_write_status": (BAD, "Redis refuses writes: nothing can be sent, handed over or acknowledged until the disk works again"),
+        "aof_last_bgrewrite_status": (WARN, "the append-only file could not be rewritten: it grows, and the disk may be full"),
+        "rdb_last_bgsave_status": (
+            (BAD, "the last snapshot failed, and Redis refuses writes for it")
+            if saves and facts.setting("stop-writes-on-bgsave-error") != "no"
+            else (WARN, "the last snapshot failed; where snapshots are scheduled Redis refuses writes for it")
+        ),
+    }
+    failed = [name for name in troubles if (facts.told(name) or "ok") != "ok" and not (name.startswith("rdb") and saves == "")]
+    for name in failed:
+        severity, means = troubles[name]
+        yield Finding("disk", severity, f"{name} {facts.told(name)}", means, "look at the disk of Redis and at its log")
+    if not failed:
+        yield Finding("disk", OK, "the last writes succeeded", "Redis accepts writes")
+
+
+def _eviction(facts: Facts) -> Iterator[Finding]:
+    policy = facts.told("maxmemory_policy") or facts.setting("maxmemory-policy")
+    if policy is None:
+        means = "with any policy but noeviction Redis deletes keys of its own accord"
+        yield Finding("eviction", UNKNOWN, facts.why_not("INFO"), means, "ask whoever runs this Redis for maxmemory-policy")
+        return
+    evicted = facts.number("evicted_keys") or 0
+    if policy != "noeviction":
+        what = "leases and the leader key" if policy.startswith("volatile") else "the stream, the index or leases"
+        means = f"at full memory Redis deletes {what}: messages are lost, or run twice at the same time"
+        yield Finding("eviction", BAD, f"maxmemory-policy {policy}, {evicted:,} keys deleted so far", means, "set maxmemory-policy noeviction")
+    elif evicted:
+        means = "keys were deleted before the policy was changed; they may have been ours"
+        seen = f"noeviction, but {evicted:,} keys deleted since the start"
+        yield Finding("eviction", WARN, seen, means, "compare what was sent with what was handled")
+    else:
+        yield Finding("eviction", OK, "maxmemory-policy noeviction", "Redis deletes nothing of its own accord")
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    used = facts.number("used_memory")
+    if used is None:
+        yield Finding("memory", UNKNOWN, facts.why_not("INFO"), "at full memory nothing can be sent", "allow INFO to this user")
+        return
+    used -= facts.number("mem_not_counted_for_evict") or 0
+    limit = facts.number("maxmemory") or 0
+    of = "maxmemory" if limit else "the machine"
+    total = limit or facts.number("total_system_memory") or 0
+    seen = f"{_mib(used)} of {_mib(total)} ({of})" if total else _mib(used)
+    if limit and used >= limit:
+        means = "nothing can be sent or handed over; what is in processing is still acknowledged, and nothing is lost"
+        yield Finding("memory", BAD, seen, means, "trim what is done, or raise maxmemory")
+    elif total and used >= _NEARLY_FULL * total:
+        means = "soon nothing can be sent any more" if limit else "soon the kernel may kill redis-server"
+        yield Finding("memory", WARN, seen, means, "trim what is done, or give Redis more memory")
+    else:
+        yield Finding("memory", OK, seen, "there is room")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 1_048_576:,.1f} MiB"
+
+
+def _rights(facts: Facts) -> Iterator[Finding]:
+    rights = facts.rights
+    who = f"user {rights.user}" if rights.user else "this user"
+    if rights.missing is None:
+        yield Finding("rights", UNKNOWN, rights.how or "not asked", f"whether {who} may run all that Usher needs shows only at work")
+    elif rights.missing:
+        few = ", ".join(rights.missing[:8]) + (f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else "")
+        do = "allow them on the stream and on the keys that begin with its name in braces; inside a script the caller needs them too"
+        yield Finding("rights", BAD, f"{who} may not run: {few}", "parts of Usher cannot work", do)
+    else:
+        yield Finding("rights", OK, f"{who} may run all that Usher needs ({rights.how})", "master and consumers can work under it")
+
+
+def _times(facts: Facts) -> Iterator[Finding]:
+    busy = facts.setting("busy-reply-threshold") or facts.setting("lua-time-limit")
+    busy_ms = int(busy) if busy and busy.isdecimal() and int(busy) else _BUSY_MS
+    if facts.lease_ms * 2 / 3 <= busy_ms:
+        seen = f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}; a script may run for {busy_ms / 1000:g} s before Redis says BUSY"
+        means = "one slow script of anybody ends all leases at once: everything is taken back and handed over again"
+        yield Finding("lease", WARN, seen, means, f"set USHER_LEASE_SECONDS above {busy_ms * 3 / 2000:g}, or lower busy-reply-threshold")
+    else:
+        yield Finding("lease", OK, f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}", f"it outlives a Redis that is busy for {busy_ms / 1000:g} s")
+    idle = facts.setting("timeout")
+    if idle and idle != "0":
+        means = "connections that wait are cut; each cut costs the leader a new epoch, or a consumer a repeated acknowledgement"
+        yield Finding("idle connections", WARN, f"timeout {idle} s", means, "set timeout 0 (tcp-keepalive finds dead peers)")
+    clients, most = facts.number("connected_clients"), facts.number("maxclients") or int(facts.setting("maxclients") or 0)
+    if clients is not None and most and clients >= _NEARLY_FULL * most:
+        means = "a program that starts, or comes back after a break, may find no room; a consumer needs five connections, a master eight"
+        yield Finding("connections", WARN, f"{clients:,} of maxclients {most:,}", means, "raise maxclients")
+
+
+def _abilities(facts: Facts) -> Iterator[Finding]:
+    needed = [ability for ability in facts.abilities if ability.required]
+    missing = [ability.name for ability in needed if ability.has is False]
+    unknown = [ability.name for ability in needed if ability.has is None]
+    if missing:
+        do = "use Redis 6.2.14 or later, or Valkey"
+        yield Finding("capabilities", BAD, f"missing: {', '.join(missing)}", "Usher cannot work on this server", do)
+    elif unknown:
+        yield Finding("capabilities", UNKNOWN, f"not told: {', '.join(unknown)}", "whether Usher can work here shows only at work")
+    elif needed:
+        yield Finding("capabilities", OK, "all that are needed are there", "the list of capabilities says what is used beside them")
+    tracking = {ability.name: ability.has for ability in facts.abilities if ability.name in ("client_tracking", "resp3")}
+    if tracking:
+        seen = ", ".join(f"{name} {_answer(has)}" for name, has in tracking.items())
+        mode = "it hears which streams have changed" if all(tracking.values()) else "portable mode: it asks all streams in turn"
+        yield Finding("stream router", UNKNOWN if None in tracking.values() else OK, seen, mode)
+
+
+def _answer(has: bool | None) -> str:
+    return "not known" if has is None else "yes" if has else "no"

@@ -1,0 +1,94 @@
+"""Versions of Redis and Valkey: the floor, and known holes (RELIABILITY 6.3). Pure.
+
+Not a scanner: these are the holes in what Usher itself uses (scripts, XAUTOCLAIM, blocked readers). Whoever runs Redis follows its releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.doctor.facts import Severity
+
+Number = tuple[int, int, int]
+
+
+class Version(NamedTuple):
+    """``product`` is redis or valkey."""
+
+    product: str
+    number: Number
+
+    def __str__(self) -> str:
+        return f"{self.product.capitalize()} {'.'.join(map(str, self.number))}"
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A known hole: since which version, and the first version without it per branch, lowest first. Valkey: none means not affected."""
+
+    name: str
+    what: str
+    since: Number
+    redis: tuple[Number, ...]
+    valkey: tuple[Number, ...] = ()
+
+    def fixed_in(self, product: str) -> list[str]:
+        return [".".join(map(str, number)) for number in (self.valkey if product == "valkey" else self.redis)]
+
+    def is_in(self, version: Version) -> bool:
+        fixes = self.valkey if version.product == "valkey" else self.redis
+        if not fixes or version.number < self.since:
+            return False
+        for fix in fixes:
+            if fix[:2] == version.number[:2]:
+                return version.number < fix
+        return version.number < fixes[-1]
+
+
+_HOLES = (
+    Hole(
+        "CVE-2025-49844",
+        "whoever may run scripts can run any code as redis-server; all versions with Lua have it",
+        (0, 0, 0),
+        ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
+        ((7, 2, 11), (8, 0, 6), (8, 1, 4)),
+    ),
+    Hole(
+        "CVE-2026-23479",
+        "where clients are evicted (maxmemory-clients), whoever may log in can make redis-server use freed memory through a blocked read",
+        (7, 2, 0),
+        ((7, 4, 9), (8, 2, 6), (8, 4, 3), (8, 6, 3)),
+    ),
+    Hole("CVE-2022-24834", "a script can overflow the heap through cjson or cmsgpack", (0, 0, 0), ((6, 2, 13), (7, 0, 12))),
+)
+
+
+def version_of(info: Mapping[str, str]) -> Version | None:
+    """The version that INFO tells. A Valkey also tells the Redis that it is compatible with; its own one counts."""
+    for product in ("valkey", "redis"):
+        told = info.get(f"{product}_version")
+        if told is not None:
+            parts = [int(part) if part.isdecimal() else 0 for part in told.split("-")[0].split(".")[:3]]
+            major, minor, patch = (*parts, 0, 0, 0)[:3]
+            return Version(product, (major, minor, patch))
+    return None
+
+
+def floor_problem(version: Version) -> tuple[Severity, str]:
+    """Whether this version is below the floor, and why."""
+    if version.product != "redis":
+        return Severity.OK, ""
+    if version.number < (6, 2, 0):
+        return Severity.BAD, "it has no XAUTOCLAIM: Usher cannot work"
+    if version.number < (6, 2, 14):
+        return Severity.WARN, "releases before 6.2.14 have bugs in consumer groups and scripts, and Usher is not tried with them"
+    if (7, 0, 0) <= version.number < (7, 0, 5):
+        return Severity.BAD, "XAUTOCLAIM, which the sweep uses, can overflow the heap (CVE-2022-31144, CVE-2022-35951)"
+    return Severity.OK, "new enough"
+
+
+def known_holes(version: Version) -> Iterator[Hole]:
+    """The known holes that this version has by its number."""
+    return (hole for hole in _HOLES if hole.is_in(version))

@@ -1,0 +1,308 @@
+"""The doctor's judgement: facts in, findings out. No Redis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Rights, Severity, StreamFacts
+from common.doctor.findings import examine, promise, worst
+from common.doctor.rights import needed
+from common.doctor.versions import Version, known_holes, version_of
+from common.keys import Keys
+
+OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+NOW_MS = 1_800_000_000_000
+
+INFO = {
+    "redis_version": "8.8.0",
+    "role": "master",
+    "connected_slaves": "0",
+    "cluster_enabled": "0",
+    "aof_enabled": "1",
+    "aof_last_write_status": "ok",
+    "aof_last_bgrewrite_status": "ok",
+    "rdb_last_bgsave_status": "ok",
+    "aof_delayed_fsync": "0",
+    "maxmemory": "0",
+    "maxmemory_policy": "noeviction",
+    "used_memory": "1000000",
+    "total_system_memory": "1000000000",
+    "evicted_keys": "0",
+    "connected_clients": "10",
+}
+CONFIG = {
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "no-appendfsync-on-rewrite": "no",
+    "save": "",
+    "stop-writes-on-bgsave-error": "yes",
+    "maxmemory-policy": "noeviction",
+    "maxclients": "10000",
+    "min-replicas-to-write": "0",
+    "busy-reply-threshold": "5000",
+    "timeout": "0",
+}
+
+
+@dataclass(frozen=True)
+class Can:
+    """An answer about a capability."""
+
+    name: str
+    has: bool | None
+    required: bool = False
+    how: str = ""
+
+
+STREAM = StreamFacts(
+    "ticket_stream",
+    last_generated=f"{NOW_MS - 5}-0",
+    entries=3,
+    has_group=True,
+    position_saved=True,
+    names=(NameInGroup("master", "reserved", 0), NameInGroup("c1:1", "live", 1)),
+    leader="http://one",
+    living=1,
+    highest_number=(NOW_MS - 10_000) * 1024,
+)
+WELL = Facts(
+    info=INFO,
+    config=CONFIG,
+    clock=Clock(NOW_MS, 3, 1, 200),
+    rights=Rights("default", (), "MULTI"),
+    sentinels=0,
+    abilities=(Can("xautoclaim", True, required=True), Can("client_tracking", True), Can("resp3", True)),
+    stream=STREAM,
+)
+
+
+def findings(facts: Facts) -> dict[str, Finding]:
+    """By check; those that were there only when all was well are still there unless the facts are gone."""
+    return {finding.check: finding for finding in examine(facts)}
+
+
+def with_info(**changed: str) -> Facts:
+    return replace(WELL, info=INFO | changed)
+
+
+def with_config(**changed: str) -> Facts:
+    return replace(WELL, config=CONFIG | {name.replace("_", "-"): value for name, value in changed.items()})
+
+
+def with_stream(**changed: Any) -> Facts:
+    return replace(WELL, stream=replace(STREAM, **changed))
+
+
+def test_where_all_is_well_every_finding_says_so() -> None:
+    found = examine(WELL)
+    assert {finding.severity for finding in found} == {OK}
+    assert worst(found) is OK
+    assert all(finding.seen and finding.means and not finding.do for finding in found)
+
+
+ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
+    (with_info(aof_enabled="0"), "append-only file", BAD),
+    (with_config(appendfsync="everysec"), "fsync", OK),
+    (with_config(appendfsync="no"), "fsync", WARN),
+    (with_config(no_appendfsync_on_rewrite="yes"), "fsync while rewriting", WARN),
+    (with_info(aof_delayed_fsync="3"), "fsync delays", WARN),
+    (with_info(aof_last_write_status="err"), "disk", BAD),
+    (with_info(aof_last_bgrewrite_status="err"), "disk", WARN),
+    (replace(with_info(rdb_last_bgsave_status="err"), config=CONFIG | {"save": "3600 1"}), "disk", BAD),
+    (replace(with_info(rdb_last_bgsave_status="err"), config=None), "disk", WARN),
+    (with_info(rdb_last_bgsave_status="err"), "disk", OK),  # no snapshots are scheduled: nothing is refused for it
+    (with_info(maxmemory_policy="allkeys-lru"), "eviction", BAD),
+    (with_info(maxmemory_policy="volatile-ttl"), "eviction", BAD),
+    (with_info(evicted_keys="7"), "eviction", WARN),
+    (with_info(maxmemory="1000000"), "memory", BAD),
+    (with_info(maxmemory="1000000", mem_not_counted_for_evict="900000"), "memory", OK),
+    (with_info(maxmemory="1100000"), "memory", WARN),
+    (with_info(used_memory="900000000"), "memory", WARN),
+    (replace(WELL, rights=Rights("c", ("XCLAIM",), "MULTI")), "rights", BAD),
+    (replace(WELL, rights=Rights("c", None, "MULTI is refused")), "rights", UNKNOWN),
+    (replace(WELL, lease_ms=7500), "lease", WARN),
+    (replace(WELL, lease_ms=7600), "lease", OK),
+    (replace(with_config(busy_reply_threshold="100"), lease_ms=1000), "lease", OK),
+    (with_config(timeout="300"), "idle connections", WARN),
+    (with_info(connected_clients="9000"), "connections", WARN),
+    (replace(WELL, abilities=(Can("xautoclaim", False, required=True),)), "capabilities", BAD),
+    (replace(WELL, abilities=(Can("xautoclaim", None, required=True),)), "capabilities", UNKNOWN),
+    (replace(WELL, abilities=(Can("client_tracking", False), Can("resp3", True))), "stream router", OK),
+    (with_info(redis_version="6.0.20"), "version", BAD),
+    (with_info(redis_version="6.2.6"), "version", WARN),
+    (with_info(redis_version="7.0.4"), "version", BAD),
+    (with_info(redis_version="7.0.15"), "security", WARN),
+    (with_info(role="slave", master_host="h", master_port="1"), "role", BAD),
+    (with_info(connected_slaves="1"), "replicas", WARN),
+    (replace(with_info(connected_slaves="1", min_slaves_good_slaves="1"), config=CONFIG | {"min-replicas-to-write": "1"}), "replicas", OK),
+    (replace(with_info(connected_slaves="1", min_slaves_good_slaves="0"), config=CONFIG | {"min-replicas-to-write": "1"}), "replicas", BAD),
+    (replace(with_info(connected_slaves="1"), config=None), "replicas", UNKNOWN),
+    (with_info(cluster_enabled="1"), "failover", BAD),
+    (replace(with_info(cluster_enabled="1"), mode="cluster", cluster={"cluster_state": "ok"}), "failover", OK),
+    (replace(with_info(cluster_enabled="1"), mode="cluster", cluster={"cluster_state": "fail"}), "failover", BAD),
+    (replace(with_info(cluster_enabled="1"), mode="cluster"), "failover", UNKNOWN),
+    (replace(WELL, mode="sentinel", sentinels=3), "failover", OK),
+    (replace(WELL, sentinels=3), "failover", WARN),
+    (replace(WELL, clock=Clock(NOW_MS, 60_000, 0, 200)), "clock", WARN),
+    (replace(WELL, clock=Clock(NOW_MS, 0, 3_600_000, 200)), "clock", WARN),
+    (replace(WELL, clock=Clock(NOW_MS, 0, -500, 200)), "clock", WARN),
+    (with_stream(highest_number=(NOW_MS + 3_600_000) * 1024), "clock went back", WARN),
+    (with_stream(last_generated=f"{NOW_MS + 20_000}-0"), "ids", WARN),
+    (with_stream(last_generated="9999999999999-0"), "ids", BAD),
+    (with_stream(last_generated="18446744073709551615-18446744073709551615"), "ids", BAD),
+    (with_stream(wrong_type="string"), "stream", BAD),
+    (with_stream(has_group=False, names=()), "group", WARN),
+    (with_stream(has_group=False, names=(), leader=""), "group", BAD),
+    (with_stream(has_group=False, names=(), position_saved=False), "group", WARN),
+    (with_stream(leader=""), "leader", BAD),
+    (with_stream(leader="", names=(), lag=0), "leader", WARN),
+    (with_stream(leader="", names=(), lag=None), "leader", WARN),
+    (with_stream(living=0), "consumers", BAD),
+    (with_stream(living=0, names=()), "consumers", WARN),
+    (with_stream(living=0, names=(), lag=5), "consumers", BAD),
+    (with_stream(names=(NameInGroup("c1:1", "lost", 2),)), "dead consumers", WARN),
+    (with_stream(names=(NameInGroup("c1:1", "lost", 2),), leader=""), "dead consumers", BAD),
+    (with_stream(names=(NameInGroup("somebody", "unknown", 2),)), "strangers", WARN),
+    (with_stream(idle_ms=20_001), "idle entries", WARN),
+    (with_stream(dead_letters=3), "dead letters", WARN),
+]
+
+
+@pytest.mark.parametrize(("facts", "check", "severity"), ONE_THING_WRONG, ids=[f"{n}-{row[1]}-{row[2].value}" for n, row in enumerate(ONE_THING_WRONG)])
+def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(facts: Facts, check: str, severity: Severity) -> None:
+    finding = findings(facts)[check]
+    assert finding.severity is severity
+    assert finding.means
+    assert finding.do or severity in (OK, UNKNOWN) or check == "dead consumers"
+
+
+@pytest.mark.parametrize(
+    ("facts", "check"),
+    [
+        (with_stream(idle_ms=20_000), "idle entries"),
+        (with_stream(names=(NameInGroup("c1:1", "lost", 0), NameInGroup("x", "unknown", 0))), "dead consumers"),
+        (with_stream(names=(NameInGroup("c1:1", "lost", 0), NameInGroup("x", "unknown", 0))), "strangers"),
+        (with_stream(names=(NameInGroup("halted", "reserved", 9),)), "strangers"),
+        (WELL, "clock went back"),
+        (WELL, "failover"),
+        (WELL, "security"),
+        (with_info(connected_clients="100"), "connections"),
+    ],
+)
+def test_what_is_not_wrong_is_not_mentioned(facts: Facts, check: str) -> None:
+    assert check not in findings(facts)
+
+
+def test_what_could_not_be_asked_is_unknown_and_never_fine() -> None:
+    """A managed Redis that forbids CONFIG, and one that forbids everything."""
+    no_config = examine(replace(WELL, config=None, refused={"CONFIG GET": "NOPERM no config for you"}))
+    by_check = {finding.check: finding for finding in no_config}
+    assert (by_check["fsync"].severity, by_check["fsync"].seen) == (UNKNOWN, "NOPERM no config for you")
+    assert by_check["append-only file"].severity is OK, "INFO tells that one"
+    assert worst(no_config) is UNKNOWN
+    nothing = {finding.check: finding.severity for finding in examine(Facts())}
+    assert set(nothing.values()) == {UNKNOWN, OK}
+    assert [check for check, severity in nothing.items() if severity is OK] == ["lease"], "our own setting is all that is known"
+    assert {"version", "append-only file", "eviction", "memory", "rights", "role", "clock", "stream"} <= set(nothing)
+
+
+def test_the_worst_counts() -> None:
+    def of(*severities: Severity) -> Severity:
+        return worst([Finding("", severity, "", "") for severity in severities])
+
+    assert of() is OK
+    assert of(OK, UNKNOWN) is UNKNOWN
+    assert of(WARN, UNKNOWN, OK) is WARN
+    assert of(WARN, BAD, OK) is BAD
+
+
+def test_a_long_list_of_names_is_cut() -> None:
+    names = tuple(NameInGroup(f"s{n}", "unknown", 1) for n in range(8))
+    assert findings(with_stream(names=names))["strangers"].seen.endswith("s4 (1 pending) and 3 more")
+
+
+@pytest.mark.parametrize(
+    ("facts", "killed", "power"),
+    [
+        (WELL, "nothing is lost", "nothing is lost, as far as the disk"),
+        (with_config(appendfsync="everysec"), "no loss was seen", "up to about a second"),
+        (with_config(appendfsync="no"), "no loss was seen", "half a minute"),
+        (replace(WELL, config=None), "no loss was seen", "not known"),
+        (with_info(aof_enabled="0"), "all that Redis had is lost", "all that Redis had is lost"),
+        (replace(with_info(aof_enabled="0"), config=CONFIG | {"save": "60 1"}), "since the last snapshot", "since the last snapshot"),
+        (Facts(), "not known", "not known"),
+    ],
+)
+def test_the_promise_follows_from_the_files(facts: Facts, killed: str, power: str) -> None:
+    rows = dict(promise(facts))
+    assert killed in rows["redis-server is killed"]
+    assert power in rows["its host loses power"]
+    assert "nothing is lost" in rows["a program of Usher is killed, paused or cut off"]
+
+
+def test_only_where_there_are_replicas_a_promotion_is_spoken_of() -> None:
+    assert "a replica is promoted" not in dict(promise(WELL))
+    for facts in (with_info(connected_slaves="1"), replace(WELL, mode="sentinel"), replace(WELL, mode="cluster")):
+        assert "resend" in dict(promise(facts))["a replica is promoted"]
+
+
+# ---- versions ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("info", "version"),
+    [
+        ({"redis_version": "6.2.14"}, Version("redis", (6, 2, 14))),
+        ({"redis_version": "8.0-rc1"}, Version("redis", (8, 0, 0))),
+        ({"redis_version": "255.255.255"}, Version("redis", (255, 255, 255))),
+        ({"redis_version": "7.2.4", "valkey_version": "8.1.3"}, Version("valkey", (8, 1, 3))),
+        ({}, None),
+    ],
+)
+def test_the_version_that_is_told(info: Mapping[str, str], version: Version | None) -> None:
+    assert version_of(info) == version
+
+
+@pytest.mark.parametrize(
+    ("product", "number", "holes"),
+    [
+        ("redis", (6, 2, 12), {"CVE-2025-49844", "CVE-2022-24834"}),
+        ("redis", (6, 2, 14), {"CVE-2025-49844"}),
+        ("redis", (6, 2, 20), set()),
+        ("redis", (7, 0, 15), {"CVE-2025-49844"}),  # its branch was never mended
+        ("redis", (7, 2, 11), {"CVE-2026-23479"}),
+        ("redis", (7, 4, 6), {"CVE-2026-23479"}),
+        ("redis", (7, 4, 9), set()),
+        ("redis", (8, 2, 1), {"CVE-2025-49844", "CVE-2026-23479"}),
+        ("redis", (8, 6, 2), {"CVE-2026-23479"}),
+        ("redis", (8, 6, 3), set()),
+        ("redis", (8, 8, 0), set()),
+        ("valkey", (8, 1, 3), {"CVE-2025-49844"}),
+        ("valkey", (8, 1, 4), set()),
+        ("valkey", (9, 0, 0), set()),
+    ],
+)
+def test_known_holes_by_number(product: str, number: tuple[int, int, int], holes: set[str]) -> None:
+    assert {hole.name for hole in known_holes(Version(product, number))} == holes
+
+
+# ---- rights ------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_of_every_script_is_among_the_rights() -> None:
+    asked = {str(word) for command in needed(Keys("s", "g")) for word in (command[0], " ".join(map(str, command[:2])))}
+    folder = Path(str(resources.files("common") / "lua"))
+    used = set()
+    for file in folder.rglob("*.lua"):
+        text = re.sub(r"--.*", "", file.read_text(encoding="utf-8"))
+        used |= {" ".join(filter(None, words)) for words in re.findall(r"redis\.p?call\('(\w+)'(?:, '(GROUPS|STREAM|CONSUMERS|DELCONSUMER)')?", text)}
+        used |= set(re.findall(r"command = \{'(\w+)'", text))
+    assert {"XACK", "XCLAIM", "XINFO GROUPS", "XGROUP DELCONSUMER"} <= used, "the scripts are read as they should be"
+    assert used <= asked

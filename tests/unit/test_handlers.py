@@ -1,0 +1,182 @@
+"""Finding the handler: what is wrong is told in one line that names the setting and the way out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import HandlerUnusable
+from consumer.handlers import load_handler
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A handler's project: an empty current folder. What is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(project: Path, name: str, text: str) -> None:
+    path = project / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+
+
+def refusal(spec: str) -> str:
+    with pytest.raises(HandlerUnusable) as refused:
+        load_handler(spec)
+    text = str(refused.value)
+    assert "USHER_HANDLER" in text
+    assert "\n" not in text
+    return text
+
+
+class TestFound:
+    def test_a_function_in_the_current_folder(self, project: Path) -> None:
+        write(project, "orders.py", "def handle(message): return ('seen', message)")
+        handler = load_handler("orders:handle")
+        assert handler.call("m") == ("seen", "m")  # type: ignore[arg-type]
+        assert (handler.is_async, handler.spec) == (False, "orders:handle")
+
+    def test_a_function_in_a_package_and_a_method_of_an_object(self, project: Path) -> None:
+        write(project, "shop/__init__.py", "")
+        write(
+            project,
+            "shop/orders.py",
+            """
+            class Orders:
+                def handle(self, message): return message
+            orders = Orders()
+            """,
+        )
+        assert load_handler("shop.orders:orders.handle").call("m") == "m"  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "async def handle(message): ...",
+            "import functools\nasync def other(log, message): ...\nhandle = functools.partial(other, None)",
+            "class Handle:\n    async def __call__(self, message): ...\nhandle = Handle()",
+        ],
+    )
+    def test_what_must_be_awaited_is_told_apart(self, project: Path, text: str) -> None:
+        write(project, "orders.py", text)
+        assert load_handler("orders:handle").is_async
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "def handle(message, retries=3): ...",
+            "def handle(*messages): ...",
+            "handle = lambda message: None",
+            "handle = print",
+            "class Handle:\n    def __call__(self, message): ...\nhandle = Handle()",
+        ],
+    )
+    def test_whatever_takes_one_argument_will_do(self, project: Path, text: str) -> None:
+        write(project, "orders.py", text)
+        assert not load_handler("orders:handle").is_async
+
+    def test_the_handlers_project_does_not_shadow_the_standard_library_or_our_own_packages(self, project: Path) -> None:
+        write(project, "json.py", "raise RuntimeError('the wrong json')")
+        write(project, "orders.py", "import json\nimport common.keys\ndef handle(message): return json.dumps(common.keys.MASTER.decode())")
+        assert load_handler("orders:handle").call("m") == '"master"'  # type: ignore[arg-type]
+
+
+class TestRefused:
+    @pytest.mark.parametrize("spec", ["", "orders", "orders.handle", ":handle", "orders:", ":"])
+    def test_what_does_not_look_like_one(self, project: Path, spec: str) -> None:
+        assert refusal(spec) == f"USHER_HANDLER must look like module:function (it is {spec!r})"
+
+    def test_a_module_that_is_not_there(self, project: Path) -> None:
+        assert refusal("orders:handle") == f"USHER_HANDLER=orders:handle: there is no module 'orders' in {project} or on the Python path"
+
+    def test_a_module_that_is_not_there_inside_a_package_that_is(self, project: Path) -> None:
+        write(project, "shop/__init__.py", "")
+        assert "No module named 'shop.orders'" in refusal("shop.orders:handle")
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("import not_installed", "ModuleNotFoundError: No module named 'not_installed'"),
+            ("1 / 0", "ZeroDivisionError: division by zero"),
+            ("def handle(message:", "SyntaxError: '(' was never closed (orders.py, line 1)"),
+            ("from os import nothing_like_that", "ImportError: cannot import name 'nothing_like_that' from 'os'"),
+        ],
+    )
+    def test_a_module_that_cannot_be_imported(self, project: Path, text: str, told: str) -> None:
+        write(project, "orders.py", text)
+        assert refusal("orders:handle").startswith(f"USHER_HANDLER=orders:handle cannot be imported: {told}")
+
+    @pytest.mark.parametrize("attribute", ["handel", "orders.handle", "Orders.handel"])
+    def test_a_module_without_such_a_function(self, project: Path, attribute: str) -> None:
+        write(project, "orders.py", "class Orders: ...\ndef handle(message): ...")
+        assert refusal(f"orders:{attribute}") == f"USHER_HANDLER=orders:{attribute}: orders has no {attribute}"
+
+    def test_something_that_cannot_be_called(self, project: Path) -> None:
+        write(project, "orders.py", "handle = 42")
+        assert refusal("orders:handle") == "USHER_HANDLER=orders:handle: handle is not a function"
+
+    @pytest.mark.parametrize("signature", ["handle()", "handle(message, more)", "handle(*, message)"])
+    @pytest.mark.parametrize("kind", ["def", "async def"])
+    def test_a_function_that_does_not_take_one_argument(self, project: Path, kind: str, signature: str) -> None:
+        write(project, "orders.py", f"{kind} {signature}: ...")
+        assert refusal("orders:handle") == "USHER_HANDLER=orders:handle: it must take exactly one argument, the message"
+
+
+class TestClash:
+    """A handler's project may have a ``common``, ``master`` or ``consumer`` of its own; Python knows one module of a name, and that is ours."""
+
+    @pytest.mark.parametrize("package", ["common", "master", "consumer"])
+    def test_a_handler_in_a_package_with_one_of_our_names(self, project: Path, package: str) -> None:
+        write(project, f"{package}/__init__.py", "")
+        write(project, f"{package}/orders.py", "def handle(message): ...")
+        told = refusal(f"{package}.orders:handle")
+        assert f"the package {package!r} in {project} has the name of one of Usher's own packages" in told
+        assert "rename it" in told
+
+    @pytest.mark.parametrize("statement", ["import common.prices", "from common import prices", "from common.prices import price"])
+    def test_a_handler_that_imports_from_its_own_common(self, project: Path, statement: str) -> None:
+        write(project, "common/__init__.py", "")
+        write(project, "common/prices.py", "price = 1")
+        write(project, "orders.py", f"{statement}\ndef handle(message): ...")
+        told = refusal("orders:handle")
+        assert "but 'common' is one of Usher's own packages here" in told
+        assert "must rename it" in told
+
+    def test_our_own_handlers_are_no_clash_even_beside_such_a_package(self, project: Path) -> None:
+        write(project, "common/__init__.py", "")
+        assert not load_handler("common.demo.handlers:show").is_async
+
+    def test_in_our_own_checkout_there_is_no_clash(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(ROOT)
+        assert callable(load_handler("common.log:redacted").call)
+
+    def test_a_program_that_starts_in_such_a_project_still_uses_our_packages(self, project: Path) -> None:
+        """A new process in the project's folder, as the ``usher`` script starts one; nothing is imported yet."""
+        write(project, "common/__init__.py", "raise RuntimeError('the wrong common')")
+        write(project, "orders.py", "from common import prices\ndef handle(message): ...")
+        write(
+            project,
+            "bin/start.py",
+            f"""
+            import sys; sys.path.insert(0, {str(ROOT)!r})
+            from consumer.handlers import load_handler
+            try: load_handler('orders:handle')
+            except Exception as refused: print(type(refused).__name__, refused)
+            """,
+        )
+        done = subprocess.run([sys.executable, "-B", "bin/start.py"], cwd=project, capture_output=True, text=True, check=False)
+        assert done.stdout.startswith("HandlerUnusable USHER_HANDLER=orders:handle: orders imports 'common'"), done.stdout + done.stderr

@@ -1,0 +1,299 @@
+"""Lanes between threads: who is woken when, and what a pause, a retry and a blocked handler mean."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from common.clock import now_s
+from consumer import lane_keeper
+from consumer.context import Message, OwnLease
+from consumer.lane_keeper import LaneKeeper, MessageLane
+
+#: Longer than any wait here may take on a busy machine.
+PATIENCE_S = 20.0
+LEASE = OwnLease(1000.0, now_s())
+
+
+def messages(ticket: bytes, *numbers: int) -> tuple[bytes, list[Message]]:
+    return ticket, [Message(ticket, b"%d-0" % number, 1, [], LEASE) for number in numbers]
+
+
+class Waiter:
+    """A thread in ``next_lane``."""
+
+    def __init__(self, keeper: LaneKeeper, timeout_s: float = PATIENCE_S) -> None:
+        self.lane: MessageLane | None = None
+        self.ended_s = 0.0
+        self._keeper = keeper
+        self._timeout_s = timeout_s
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        self.lane = self._keeper.next_lane(self._timeout_s)
+        self.ended_s = now_s()
+
+    def join(self) -> MessageLane | None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        return self.lane
+
+    @property
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    end_s = now_s() + PATIENCE_S
+    pause = threading.Event()
+    while not condition():
+        assert now_s() < end_s
+        pause.wait(0.005)
+
+
+def watches(keeper: LaneKeeper) -> bool:
+    return keeper._watched
+
+
+@pytest.fixture
+def keeper() -> Iterator[LaneKeeper]:
+    """Paused at the end, so that no thread of a failed test stays."""
+    made = LaneKeeper()
+    yield made
+    made.pause()
+
+
+def make_slow(keeper: LaneKeeper) -> None:
+    """As if handlers took a second each."""
+    keeper.add([messages(b"slow", 1)])
+    lane = keeper.take_now()
+    assert lane is not None
+    lane.queue.clear()
+    keeper.release(lane, 1, 1.0)
+
+
+def test_nothing_to_run_is_none_after_the_time_out(keeper: LaneKeeper) -> None:
+    began_s = now_s()
+    assert keeper.next_lane(0.1) is None
+    assert now_s() - began_s >= 0.1
+
+
+def test_a_waiting_thread_gets_what_comes(keeper: LaneKeeper) -> None:
+    waiter = Waiter(keeper)
+    keeper.add([messages(b"T", 1, 2)])
+    lane = waiter.join()
+    assert lane is not None
+    assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
+    assert keeper.running == 1
+
+
+def test_while_handlers_are_short_a_second_lane_runs_only_when_the_first_blocks(keeper: LaneKeeper) -> None:
+    keeper.add([messages(b"A", 1), messages(b"B", 2)])
+    blocked = keeper.next_lane(PATIENCE_S)
+    began_s = now_s()
+    other = keeper.next_lane(PATIENCE_S)
+    assert blocked is not None
+    assert other is not None
+    assert (blocked.ticket, other.ticket) == (b"A", b"B")
+    assert now_s() - began_s >= lane_keeper._WATCH_S
+
+
+def test_more_work_that_comes_while_somebody_watches_says_nothing_about_the_runner(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.3)
+    keeper.add([messages(b"A", 1), messages(b"B", 2)])
+    began_s = now_s()
+    assert keeper.next_lane(PATIENCE_S) is not None
+    waiter = Waiter(keeper)
+    until(lambda: watches(keeper))
+    keeper.add([messages(b"C", 3)])
+    lane = waiter.join()
+    assert lane is not None
+    assert waiter.ended_s - began_s >= 0.3
+
+
+def test_while_the_runner_goes_on_well_nobody_joins_in(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.5)
+    keeper.add([messages(b"A", 1), messages(b"B", 2), messages(b"C", 3)])
+    runs, ends = keeper.take_now(), keeper.take_now()
+    assert runs is not None
+    assert ends is not None
+    waiter = Waiter(keeper, 1.2)
+    while waiter.waits:
+        keeper.release(ends, 1, 0.0)  # it has more, and comes again behind C
+        threading.Event().wait(0.01)
+        found = [lane for lane in (keeper.take_now(), keeper.take_now()) if lane is not None]
+        for lane in found:
+            if lane is not ends:
+                keeper.hold(lane)
+                keeper.let_go([lane])
+        assert ends in found
+    assert waiter.join() is None
+
+
+def test_when_handlers_are_long_every_ready_lane_runs_at_once(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)  # watching would take for ever
+    make_slow(keeper)
+    waiters = [Waiter(keeper) for _ in range(4)]
+    keeper.add([messages(b"T%d" % number, number) for number in range(2, 6)])
+    lanes = [waiter.join() for waiter in waiters]
+    assert {lane.ticket for lane in lanes if lane is not None} == {b"T2", b"T3", b"T4", b"T5"}
+
+
+def test_a_retry_is_run_at_its_time_by_a_thread_that_was_waiting_longer(keeper: LaneKeeper) -> None:
+    keeper.add([messages(b"T", 1)])
+    lane = keeper.next_lane(PATIENCE_S)
+    assert lane is not None
+    waiter = Waiter(keeper)
+    due_s = now_s() + 0.2
+    keeper.hold_until(lane, due_s)
+    assert keeper.next_due_s() == due_s
+    assert waiter.join() is lane
+    assert due_s <= waiter.ended_s < due_s + PATIENCE_S / 2
+
+
+def test_a_held_lane_wakes_somebody_when_it_is_let_go(keeper: LaneKeeper) -> None:
+    keeper.add([messages(b"T", 1)])
+    lane = keeper.next_lane(PATIENCE_S)
+    assert lane is not None
+    lane.queue.clear()
+    keeper.hold(lane)
+    keeper.add([messages(b"T", 2)])
+    waiter = Waiter(keeper)
+    assert keeper.take_now() is None
+    keeper.let_go([lane])
+    assert waiter.join() is lane
+
+
+class TestPause:
+    def test_no_lane_is_given_out_any_more(self, keeper: LaneKeeper) -> None:
+        keeper.add([messages(b"T", 1)])
+        keeper.pause()
+        assert keeper.paused
+        assert keeper.next_lane(PATIENCE_S) is None
+        assert keeper.take_now() is None
+        assert keeper.quiet() == {b"T": [b"1-0"]}
+
+    def test_waiting_threads_come_back_at_once(self, keeper: LaneKeeper) -> None:
+        waiters = [Waiter(keeper) for _ in range(3)]
+        keeper.pause()
+        assert [waiter.join() for waiter in waiters] == [None, None, None]
+
+    def test_a_thread_that_watches_the_runner_takes_nothing_when_the_pause_wakes_it(
+        self, keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is quiet is given back: were it started now, two consumers would run it."""
+        monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)
+        keeper.add([messages(b"RUNS", 1), messages(b"READY", 2)])
+        assert keeper.next_lane(PATIENCE_S) is not None
+        waiter = Waiter(keeper)
+        until(lambda: watches(keeper))
+        keeper.pause()
+        assert waiter.join() is None
+        assert keeper.quiet() == {b"READY": [b"2-0"]}
+
+    def test_what_was_given_back_is_held_no_more(self, keeper: LaneKeeper) -> None:
+        keeper.add([messages(b"A", 1, 2), messages(b"B", 3)])
+        keeper.pause()
+        assert keeper.load() == (2, 3)
+        keeper.drop_quiet([b"A"])
+        assert (keeper.load(), keeper.held_ids(), keeper.unknown([b"1-0", b"3-0"])) == ((1, 1), {b"3-0"}, [b"1-0"])
+        keeper.forget([b"B", b"never heard of"])
+        assert keeper.held_ids() == set()
+
+
+def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(keeper: LaneKeeper) -> None:
+    told: list[str] = []
+    keeper.on_ready = lambda: told.append("ready")
+    keeper.add([messages(b"T", 1)])
+    lane = keeper.take_now()
+    assert lane is not None
+    keeper.hold_until(lane, now_s())
+    assert keeper.take_now() is lane
+    keeper.hold(lane)
+    keeper.let_go([lane])
+    assert len(told) == 3
+
+
+class Crowd:
+    """Threads that run whatever is ready, as a pool does, and note what they see."""
+
+    def __init__(self, keeper: LaneKeeper, threads: int) -> None:
+        self.handled: dict[bytes, list[bytes]] = defaultdict(list)
+        self.overlaps = 0
+        self._keeper = keeper
+        self._running: set[bytes] = set()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._run, args=(seed,), daemon=True) for seed in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self._keeper.paused:
+            lane = self._keeper.next_lane(0.5)
+            if lane is not None:
+                self._run_lane(lane, rng)
+
+    def _run_lane(self, lane: MessageLane, rng: random.Random) -> None:
+        began_s, count = now_s(), 0
+        while count < 3:
+            if lane.early:
+                self._keeper.merge_early(lane)
+            if not lane.queue:
+                break
+            message = lane.queue.popleft()
+            self._note(lane.ticket, rng)
+            how = rng.random()
+            if how < 0.1:
+                lane.queue.appendleft(message)
+                self._keeper.hold_until(lane, now_s() + 0.001)
+                return
+            with self._lock:
+                self.handled[lane.ticket].append(message.stream_id)
+            self._keeper.done([message.stream_id])
+            count += 1
+            if how < 0.2:
+                self._keeper.hold(lane)
+                self._keeper.let_go([lane])
+                return
+        self._keeper.release(lane, count, now_s() - began_s)
+
+    def _note(self, ticket: bytes, rng: random.Random) -> None:
+        with self._lock:
+            self.overlaps += ticket in self._running
+            self._running.add(ticket)
+        if rng.random() < 0.05:
+            threading.Event().wait(0.003)  # a handler that blocks
+        with self._lock:
+            self._running.discard(ticket)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def test_with_many_threads_each_ticket_runs_in_order_and_alone_and_all_is_done(keeper: LaneKeeper) -> None:
+    crowd = Crowd(keeper, 6)
+    tickets = [b"T%d" % number for number in range(20)]
+    number = 0
+    for _ in range(40):
+        parts = []
+        for ticket in random.Random(number).sample(tickets, 10):
+            parts.append(messages(ticket, number + 1, number + 2))
+            number += 2
+        keeper.add(parts)
+    until(lambda: keeper.load()[1] == 0)
+    keeper.pause()
+    crowd.join()
+    assert crowd.overlaps == 0
+    assert sum(map(len, crowd.handled.values())) == number == 800
+    for handled in crowd.handled.values():
+        order = [int(entry_id.partition(b"-")[0]) for entry_id in handled]
+        assert order == sorted(order)
