@@ -37,7 +37,7 @@ class CommandRefused(Exception):
     """Redis answered with an error that trying again will not mend. The command did not happen."""
 
 
-def _named(error: redis.ResponseError) -> Exception:
+def _named(error: redis.RedisError) -> Exception:
     """Our error for an error answer of Redis. redis-py strips the first word of errors that it knows, so its classes count too."""
     text = str(error)
     kind = type(error).__name__
@@ -52,6 +52,7 @@ def _named(error: redis.ResponseError) -> Exception:
         "TryAgainError": "TRYAGAIN",
         "ClusterDownError": "CLUSTERDOWN",
         "MasterDownError": "MASTERDOWN",
+        "NoPermissionError": "NOPERM",
     }
     word = known.get(kind, word)
     if word == "NOSCRIPT":
@@ -65,7 +66,7 @@ def _named(error: redis.ResponseError) -> Exception:
         for hint in ("-OOM", "'maxmemory'", "-MISCONF", "-NOREPLICAS", "-READONLY"):
             if hint in text:
                 return NotNow(hint.lstrip("-") if hint.startswith("-") else "OOM", f"Redis: {text}")
-    return CommandRefused(f"Redis: {text}")
+    return CommandRefused(f"Redis: {text if text.startswith(word) else f'{word} {text}'}")
 
 
 class SameServer:
@@ -203,11 +204,11 @@ class Link:
             raise ReplyUnknown(f"the connection to Redis broke while sending: {failed}") from failed
 
     def _receive(self, block_s: float) -> Any:
+        wait = {"timeout": self._timeout_s + block_s} if block_s else {}
         try:
-            if block_s:
-                return self._connection.read_response(timeout=self._timeout_s + block_s)
-            return self._connection.read_response()
-        except redis.ResponseError as refused:
+            # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are still under way.
+            return self._connection.read_response(disconnect_on_error=False, **wait)
+        except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
             trouble = _named(refused)
             if isinstance(trouble, NotNow) and trouble.kind in _ELSEWHERE:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
@@ -215,6 +216,9 @@ class Link:
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
             raise ReplyUnknown(f"the connection to Redis broke before the reply: {failed}") from failed
+        except BaseException:
+            self._moved_on()  # what is left of the reply must not be taken for the next one
+            raise
 
 
 def check_reachable(url: str) -> None:

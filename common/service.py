@@ -122,6 +122,9 @@ class Service:
                 if self._stop.is_set():
                     break
                 wait_s = self._after_failure(problem, rng)
+            except BaseException as problem:
+                event(log, "service_died", level=logging.CRITICAL, service=self.name, problem=repr(problem), exc_info=True)
+                raise
             self._last_turn_s = now_s()
             self.turns += 1
             if wait_s > 0:

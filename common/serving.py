@@ -104,12 +104,12 @@ def check_address(bind: str, setting: str) -> None:
     _listen(bind, setting).close()
 
 
-def leave(code: int = os.EX_TEMPFAIL) -> NoReturn:
+def leave(code: int = os.EX_TEMPFAIL, why: str = "") -> NoReturn:
     """End this worker now, from any thread, without a drain; the arbiter starts a fresh one. For a process that must not go on."""
     if code in (0, *_NEVER_AGAIN):
         raise ValueError(f"exit code {code} would not bring a new worker")
     signal.alarm(2)  # a full log pipe must not keep us: the default action of SIGALRM ends the process
-    event(log, "worker_leaves", level=logging.WARNING, code=code)
+    event(log, "worker_leaves", level=logging.ERROR, code=code, why=why)
     _flush()
     os._exit(code)
 

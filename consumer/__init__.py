@@ -11,6 +11,8 @@ Threads and what they own
     ack       acker.py         finished messages -> one ack script per batch; dead letters
     report    reporter.py      tells the leader over HTTP what Redis has accepted
     beat      heartbeat.py     renews the lease, in step with real progress
+    guard     lease_guard.py   ends the process when the lease can have ended
+    watch     watchdog.py      ends the process when a handler ran past its deadline (only with USHER_HANDLER_SECONDS)
     (web)     web.py           health endpoint, gunicorn's threads
 
 The lanes are shared (lane_keeper.py, one lock); everything else belongs to its thread. Every thread has a connection of its own.

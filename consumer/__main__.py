@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -31,7 +32,8 @@ def main(flags: dict[str, Any]) -> None:
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_reachable(redis_url)
-        serve(lambda: ConsumerProgram(settings, redis_url, leave), settings.bind, settings.consumer_name, settings.drain_seconds + 5)
+        program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))
+        serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5)
     except UsherError as refused:
         click.echo(f"usher consumer: {refused}", err=True)
         sys.exit(2)

@@ -35,7 +35,11 @@ class AsyncPool(Service):
         executor.keeper.on_ready = self._ring
 
     def run_once(self) -> float:
-        asyncio.run(self._take_lanes())
+        try:
+            asyncio.run(self._take_lanes())
+        except BaseException as problem:  # a task that a handler made may end the loop, with SystemExit for one
+            self._executor.broken(problem)
+            raise
         return 0.0
 
     def interrupt(self) -> None:

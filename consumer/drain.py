@@ -24,6 +24,8 @@ from consumer.owner_steps import OwnerSteps
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
+#: Even without any grace: time to refuse hand-overs and to give back what is quiet.
+_LEAST_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Drain:
 
     def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> Drained:
         """Drain for up to ``grace_s`` seconds, then tell a master. Never raises: what cannot be done is left to the lease."""
-        until_s = now_s() + grace_s
+        until_s = now_s() + max(grace_s, _LEAST_S)
         self._keeper.pause()
         clean = False
         trouble = ""

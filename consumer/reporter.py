@@ -7,6 +7,7 @@ speed: the leader reads quiet tickets again. So a report is tried at every maste
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -38,19 +39,22 @@ class Reporter(Service):
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()
-        self._waiting = 0
+        self._waiting = 0  # ids in _items; both guarded by _lock
+        self._lock = threading.Lock()
         self.sent = 0
         self.dropped = 0
 
     def add(self, items: Iterable[Item]) -> None:
         """(ticket, fence, ids) that Redis answered OK or GONE."""
-        was_empty = not self._items
-        for item in items:
-            self._items.append(item)
-            self._waiting += len(item[2])
-        while self._waiting > _MOST_WAITING:
+        with self._lock:
+            was_empty = not self._items
+            for item in items:
+                self._items.append(item)
+                self._waiting += len(item[2])
+            is_full = self._waiting >= MOST_IDS
+        while self._items and self._waiting > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
-        if was_empty or self._waiting >= MOST_IDS:
+        if was_empty or is_full:
             self.wake()
 
     def run_once(self) -> float:
@@ -72,15 +76,16 @@ class Reporter(Service):
         """Items of one report."""
         taken: list[Item] = []
         size = 0
-        while self._items and size < MOST_IDS:
-            item = self._items.popleft()
-            room = MOST_IDS - size
-            if len(item[2]) > room:
-                self._items.appendleft((item[0], item[1], item[2][room:]))
-                item = (item[0], item[1], item[2][:room])
-            taken.append(item)
-            size += len(item[2])
-        self._waiting = max(0, self._waiting - size)
+        with self._lock:
+            while self._items and size < MOST_IDS:
+                item = self._items.popleft()
+                room = MOST_IDS - size
+                if len(item[2]) > room:
+                    self._items.appendleft((item[0], item[1], item[2][room:]))
+                    item = (item[0], item[1], item[2][:room])
+                taken.append(item)
+                size += len(item[2])
+            self._waiting -= size
         return taken
 
     def _body(self, report: list[Item]) -> bytes:

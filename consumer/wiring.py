@@ -11,13 +11,12 @@ from typing import Any
 import orjson
 
 from common.clock import now_s
-from common.errors import StartRefused
 from common.health import Health, judge
 from common.keys import Keys
 from common.log import event
 from common.process import NameLock
 from common.redis_client import Link, SameServer
-from common.registration import Registration
+from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.service import Service
 from consumer.acker import Acker
@@ -29,6 +28,7 @@ from consumer.executor import Executor
 from consumer.handlers import load_handler
 from consumer.heartbeat import Heartbeat
 from consumer.lane_keeper import LaneKeeper
+from consumer.lease_guard import LeaseGuard
 from consumer.master_client import MasterClient, MasterUnavailable
 from consumer.owner_steps import OwnerSteps
 from consumer.policy.outcome import RetryPolicy
@@ -73,7 +73,8 @@ class Incarnation:
         policy = RetryPolicy(settings.max_attempts, settings.retry_seconds, settings.retry_cap_seconds)
         self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict", settings.handler_seconds, on_lost)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
-        self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._reads, on_lost)
+        self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
+        self.guard = LeaseGuard(self.lease, on_lost)
         self.pool: list[Service] = (
             [AsyncPool(self.executor, handler.call, settings.concurrency)]
             if handler.is_async
@@ -94,7 +95,7 @@ class Incarnation:
 
     @property
     def services(self) -> list[Service]:
-        return [self.reader, self.heartbeat, *self.pool, *self.watch, self.acker, self.reporter]
+        return [self.reader, self.heartbeat, self.guard, *self.pool, *self.watch, self.acker, self.reporter]
 
     def start(self) -> None:
         for service in self.services:
@@ -118,8 +119,11 @@ class Incarnation:
         self.is_over = self._drain_steps.deregister()
         return self.is_over
 
-    def _reads(self) -> bool:
-        """Whether the reader makes progress; the lease is renewed only then. A paused keeper means a drain, which stops the reader itself."""
+    def _works(self) -> bool:
+        """Whether all parts live and the reader makes progress; the lease is renewed only then. A paused keeper means a drain, which stops
+        the reader itself."""
+        if not all(service.alive for service in (*self.pool, self.acker)):
+            return False
         last = self.reader.last_turn_s
         return self.keeper.paused or (self.reader.alive and last is not None and now_s() - last < self.reader.stalls_after_s)
 
@@ -134,7 +138,7 @@ class Incarnation:
 class ConsumerProgram:
     """The consumer as common.serving runs it: web application, start, stop."""
 
-    def __init__(self, settings: ConsumerSettings, redis_url: str, leave: Callable[[], None]) -> None:
+    def __init__(self, settings: ConsumerSettings, redis_url: str, leave: Callable[[str], None]) -> None:
         self._settings = settings
         self._redis_url = redis_url
         self._leave = leave
@@ -147,11 +151,14 @@ class ConsumerProgram:
         self.app = create_app(self._health, self._facts)
 
     def start(self, port: int, host: str) -> None:
-        """Take the name lock and begin to register. Raises StartRefused when another process of this machine has the name."""
+        """Take the name lock and begin to register."""
         settings = self._settings
         lock = self._lock.acquire()
         if lock is None:
-            raise StartRefused(f"USHER_CONSUMER_NAME: another process of this machine runs as {settings.consumer_name}; give this one another name")
+            # Another consumer of that name, or a child that a former one left behind. Without the lock there is no proof that the former
+            # is dead: registering waits until its lease has ended, and is refused for as long as it lives.
+            event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
+            lock = NO_LOCK
         health_url = settings.health_url or f"http://{f'[{host}]' if ':' in host else host}:{port}/api/health"
         asked = Registration(settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock)
         event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
@@ -183,8 +190,7 @@ class ConsumerProgram:
         incarnation = self._incarnation
         if incarnation is not None and incarnation.is_over:
             return
-        event(log, "incarnation_ends", level=logging.ERROR, why=why)
-        self._leave()
+        self._leave(why)  # it also logs: a log that blocks must not keep this process here
 
     def _health(self) -> Health:
         incarnation, registrar = self._incarnation, self._registrar

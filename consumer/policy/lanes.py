@@ -89,7 +89,9 @@ class LaneBoard(Generic[M]):
         if not self.ready:
             return None
         self.running += 1
-        return self.ready.popleft()
+        lane = self.ready.popleft()
+        lane.forgotten = False  # only what runs while its ticket is forgotten is another's
+        return lane
 
     def release(self, lane: Lane[M]) -> None:
         """Its runner is done with it for now."""
@@ -108,6 +110,7 @@ class LaneBoard(Generic[M]):
         """Its runner is done with it; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket was forgotten while
         the message ran, the message is dropped."""
         if lane.forgotten:
+            self.done([message.stream_id])
             self.release(lane)
         else:
             lane.queue.appendleft(message)

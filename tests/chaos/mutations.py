@@ -312,6 +312,12 @@ def leaked_member(records: Records, _: random.Random) -> Records | None:
     return records
 
 
+@_mutation("Q1")
+def leaked_files(records: Records, _: random.Random) -> Records | None:
+    _of(records, "final")[0]["held"] = [("m1/1", 20, 10, 400, 10)]
+    return records
+
+
 @_mutation("V")
 def nothing_happened(records: Records, _: random.Random) -> Records | None:
     _of(records, "terms")[0]["must"] = ["leader_changes"]

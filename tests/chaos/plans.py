@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tests.chaos.checker.history import History
+from tests.chaos.checker.history import History, position
 from tests.chaos.corpus import HOSTILE
 from tests.chaos.injectors import programs, proxy, redis_faults
 from tests.chaos.rig.cluster import Cluster, Shape
+from tests.chaos.rig.facts import events
 from tests.chaos.rig.producer import Load
 from tests.chaos.rig.records import now_ns
 
@@ -286,6 +287,31 @@ def deletions_are_told(history: History, _cluster: Cluster) -> Iterator[str]:
             yield f"{uid} was deleted while it was pending, and nobody says so"
 
 
+def _ranges(cluster: Cluster, name: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The ranges of ids that masters told when they lost the group: ``lost`` or ``may_repeat``."""
+    told = [record[name] for record in events(cluster.logs(), "group_lost")]
+    return [(position(first), position(last)) for first, _, last in (text.partition("..") for text in told) if last]
+
+
+def losses_are_told(history: History, cluster: Cluster) -> Iterator[str]:
+    """K14: what FLUSHALL took lies in the range that the alarm tells, but for what nobody had read yet."""
+    flushed = history.of("fault")[0]["t0"]
+    ranges = _ranges(cluster, "lost")
+    for uid in history.excused - history.committed:
+        at, read = history.positions.get(uid), history.arrivals.get(uid, 0) < flushed - 200_000_000
+        if at is not None and read and not any(first <= at <= last for first, last in ranges):
+            yield f"{uid} at {at} was lost, and the alarm tells {ranges}"
+
+
+def repeats_are_told(history: History, cluster: Cluster) -> Iterator[str]:
+    """K14: what is delivered again after the loss of the group lies in the range that the alarm tells."""
+    ranges = _ranges(cluster, "may_repeat")
+    for uid, runs in history.starts_of.items():
+        at = history.positions[uid]
+        if len({run.mid for run in runs}) < len(runs) and not any(first <= at <= last for first, last in ranges):
+            yield f"{uid} at {at} came again, and the alarm tells {ranges}"
+
+
 _ALL_LINKS = frozenset({"redis", "http", "ping"})
 
 PLANS: tuple[Plan, ...] = (
@@ -356,8 +382,8 @@ PLANS: tuple[Plan, ...] = (
         extra=deletions_are_told,
     ),
     Plan("K14t", "XTRIM", trim_all, ("deleted", "dlq"), strict=True, shape=Shape(environ={"USHER_TICKET_WINDOW": "2"}), seconds=4.0, brief=False),
-    Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted"), seconds=4.0),
-    Plan("K14g", "XGROUP DESTROY", destroy_group, ("destroy_group", "redelivered"), seconds=4.0, brief=False),
+    Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=4.0, extra=losses_are_told),
+    Plan("K14g", "XGROUP DESTROY", destroy_group, ("destroy_group", "redelivered", "group_lost"), seconds=4.0, extra=repeats_are_told, brief=False),
     Plan(
         "K16",
         "everything",

@@ -38,6 +38,7 @@ def test_the_answers_agree_with_what_the_server_does(world: World) -> None:
     world.delete(entry_id)
     reply = world.link.call("XAUTOCLAIM", world.keys.stream, "g", "x", 0, "0-0", "JUSTID")
     assert (len(reply) == 3 and reply[2] == [entry_id]) is found["xautoclaim_deleted"].has
+    world.link.call("XACK", world.keys.stream, "g", entry_id)
 
 
 def test_asking_changes_nothing(world: World) -> None:
@@ -65,18 +66,17 @@ def test_every_answer_says_how_it_was_asked(world: World) -> None:
 
 @pytest.mark.parametrize("forbidden", ["all of it", "only that"])
 def test_what_we_may_not_ask_is_not_known(any_redis_url: str, forbidden: str) -> None:
-    rules = ["+client|setname", "+@connection"] if forbidden == "all of it" else ["+@all", "-xautoclaim", "-command", "-eval", "-hello"]
+    rules = ["+client|setname"] if forbidden == "all of it" else ["+@all", "-xautoclaim", "-command", "-eval"]
     admin = Link(any_redis_url, "test:admin")
     admin.call("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", *rules)
     link = Link(with_user(any_redis_url, "limited", "pw"), "test")
     try:
         found = asked(link)
         assert found["xautoclaim"].has is None
-        assert "NOPERM" in found["xautoclaim"].said or "no permission" in found["xautoclaim"].said.lower()
+        assert found["xautoclaim"].said.startswith("NOPERM")
         for name in ("xackdel", "lag", "script_flags"):
-            assert found[name].has is not True, name
-        if forbidden == "only that":
-            assert (found["xtrim_minid"].has, found["resp3"].has, found["xackdel"].has) == (True, None, None)
+            assert found[name].has is None, name
+        assert found["xtrim_minid"].has is (True if forbidden == "only that" else None)
     finally:
         link.close()
         admin.call("ACL", "DELUSER", "limited")

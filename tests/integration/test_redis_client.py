@@ -175,6 +175,35 @@ def test_a_server_that_runs_an_endless_script_is_busy(own_server: EmbeddedRedis,
         spinner.join(_PATIENCE_S)
 
 
+def test_a_server_that_loads_its_data_is_not_now_also_in_a_pipeline(redis_url: str) -> None:
+    """redis-py takes LOADING for a broken connection; here it is an answer like any other: the command did not happen."""
+    loading = b"-LOADING Redis is loading the dataset in memory\r\n"
+    with Proxy(redis_url) as proxy:
+        link = Link(proxy.url, "test")
+        link.call("PING")
+        proxy.on_reply = lambda chunk: loading
+        with pytest.raises(NotNow) as refused:
+            link.call("SET", "k", "v")
+        assert refused.value.kind == "LOADING"
+        proxy.on_reply = lambda chunk: loading + b"+PONG\r\n" + loading
+        replies = link.pipeline([("SET", "k", "v"), ("PING",), ("SET", "k", "v")])
+        assert [getattr(reply, "kind", reply) for reply in replies] == ["LOADING", b"PONG", "LOADING"]
+        proxy.on_reply = lambda chunk: chunk
+        assert link.call("PING") == b"PONG", "the connection goes on"
+        proxy.on_reply = lambda chunk: loading if b"redis_version" in chunk else chunk
+        check_reachable(proxy.url)
+        link.close()
+
+
+def test_a_refusal_for_lack_of_rights_begins_with_its_word(redis_url: str, link: Link) -> None:
+    link.call("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "+client|setname", "+@connection")
+    limited = Link(redis_url.replace("://:", "://limited:").replace(redis_url.split(":")[2].split("@")[0], "pw"), "test")
+    with pytest.raises(CommandRefused, match=r"^Redis: NOPERM "):
+        limited.call("GET", "k")
+    limited.close()
+    link.call("ACL", "DELUSER", "limited")
+
+
 def test_a_pipeline_has_errors_in_their_place(link: Link) -> None:
     assert link.pipeline([]) == []
     replies = link.pipeline([("SET", "k", "1"), ("LPUSH", "k", "x"), ("GET", "k"), ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">")])

@@ -1,6 +1,6 @@
 """The checker: a history in, violations out.
 
-It is kept apart from what it judges: standard library only, nothing of the project imported (``test_checker_alone.py`` looks), and it
+It is kept apart from what it judges: standard library only, nothing of the project imported (``test_checker.py`` looks), and it
 reads only what test code wrote: producer, handlers, sink, stream tail and fault injector. One host, one clock (nanoseconds that never
 go back and count suspend). ``python -m tests.chaos.checker HISTORY`` judges a file again.
 
@@ -22,5 +22,5 @@ Records, one JSON object per line, ``k`` says which
     lost      messages that an injected loss of data took: {uids, why}
     deleted   entries that an injected XDEL, XTRIM or FLUSHALL took: {uids, why}
     counters  what happened, as counted by the rig
-    final     the state at quiescence: {pel, lag, tickets, attempts, members, live, keys, quiet_ns, accounts}
+    final     the state at quiescence: {pel, lag, tickets, attempts, members, live, keys, quiet_ns, accounts, held}
 """

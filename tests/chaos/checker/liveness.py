@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from .history import NEVER, History, Record
 
 _S = 1_000_000_000
+#: Connections and HTTP threads come as they are needed, up to so many beyond the start.
+_MORE_FILES, _MORE_THREADS = 50, 30
 
 
 @dataclass
@@ -111,6 +113,9 @@ def leaks(history: History) -> Iterator[str]:
     strangers = sorted(set(final.get("members", ())) - set(final.get("live", ())) - {"master", "halted"})
     if strangers:
         yield f"the group has members that do not live: {strangers[:5]}"
+    for who, files, threads, files_now, threads_now in final.get("held", ()):
+        if files_now > files + _MORE_FILES or threads_now > threads + _MORE_THREADS:
+            yield f"{who} has {files_now} open files and {threads_now} threads; at the start it had {files} and {threads}"
     if final.get("keys"):
         yield f"keys that should not be there: {sorted(final['keys'])[:5]}"
 

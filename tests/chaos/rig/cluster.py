@@ -18,7 +18,7 @@ from tests.chaos.checker.history import History
 from tests.chaos.injectors.proxy import Proxies
 from tests.chaos.rig.facts import GROUP, State, count_logs
 from tests.chaos.rig.handler import HISTORY_VARIABLE, NAME_VARIABLE, SINK_VARIABLE
-from tests.chaos.rig.processes import Program, Restarter
+from tests.chaos.rig.processes import Program, Restarter, held_by
 from tests.chaos.rig.producer import STREAM, Load, Producer, Tail
 from tests.chaos.rig.records import HistoryWriter, now_ns
 from tests.chaos.rig.redis_server import RedisServer
@@ -64,6 +64,7 @@ class Cluster:
         self._stack = contextlib.ExitStack()
         self._seed = seed
         self._load = load
+        self._held_before: dict[int, tuple[int, int]] = {}
         self.history = HistoryWriter(self.history_path)
 
     def __enter__(self) -> Cluster:
@@ -179,6 +180,7 @@ class Cluster:
 
     def begin(self) -> None:
         """Let the messages come."""
+        self._held_before = {program.worker: held_by(program.worker) for program in self.restarter.programs.values()}
         self.producer.start()
 
     def program(self, name: str) -> Program:
@@ -202,12 +204,13 @@ class Cluster:
         self._wait_quiet(drain_s)
         quiet_ns = now_ns() - began
         left = self._leftovers()
+        held = [(program.who, *self._held_before[program.worker], *held_by(program.worker)) for program in self._survivors()]
         self.tail.finish()
         self._note_dead_letters()
         clean = self.restarter.stop(self.consumer_names, self.shape.drain_s + 6 if gently else 0.0)
         for commit in self.sink.commits():
             self.history.write("commit", **commit)
-        self.history.write("final", **left, accounts=self.sink.accounts(), quiet_ns=quiet_ns)
+        self.history.write("final", **left, held=held, accounts=self.sink.accounts(), quiet_ns=quiet_ns)
         self.counts.update(count_logs(self.logs()))
         self.counts.update({name: count for name, count in self.proxies.counts.items() if not name.startswith("mode_")})
         self.counts["redis_starts"], self.counts["restarts"] = self.redis.starts, self.restarter.restarts
@@ -218,6 +221,10 @@ class Cluster:
 
     def logs(self) -> Iterable[Path]:
         return sorted(self.folder.glob("[cm]*.log"))
+
+    def _survivors(self) -> list[Program]:
+        """Programs whose worker is the one that they began with."""
+        return [program for program in self.restarter.programs.values() if program.worker in self._held_before]
 
     def _wait_quiet(self, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s

@@ -148,6 +148,18 @@ _ACTIONS = {
 }
 
 
+def events(logs: Iterable[Path], action: str) -> list[dict[str, Any]]:
+    """All log records of an action."""
+    found = []
+    for path in logs:
+        for line in path.read_text("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict) and record.get("action") == action:
+                    found.append(record)
+    return found
+
+
 def count_logs(logs: Iterable[Path]) -> Counter[str]:
     """Counters from the programs' JSON logs. Refused acknowledgements and renewals are told by the words of the refusal."""
     counts: Counter[str] = Counter()

@@ -216,6 +216,14 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def held_by(pid: int) -> tuple[int, int]:
+    """Open files and threads of a process; (0, 0) when it is gone."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return process.num_fds(), process.num_threads()
+    return 0, 0
+
+
 def stop_process(pid: int) -> None:
     """SIGSTOP."""
     _signal(pid, signal.SIGSTOP)

@@ -1,0 +1,285 @@
+"""The doctor at a real server: it sees what is set, tells what it may not see, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.doctor.collector import collect, startup_findings
+from common.doctor.facts import Facts, Finding, Severity
+from common.doctor.findings import examine
+from common.embedded import EmbeddedRedis, free_port
+from common.errors import NotNow
+from common.keys import Keys
+from common.redis_client import Link
+from master.__main__ import tell_what_is_bad
+from tests.integration.factories import World
+from tests.integration.memory import full_memory
+from tests.proxy import Proxy
+
+ROOT = Path(__file__).resolve().parents[2]
+LEASE_MS = 10_000
+KEYS = Keys("ticket_stream", "g")
+OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+
+
+@pytest.fixture(scope="module")
+def durable_server(tmp_path_factory: pytest.TempPathFactory, short_tmp: Path) -> Iterator[EmbeddedRedis]:
+    """As the embedded one is in production, to be reconfigured by the tests of this file."""
+    with EmbeddedRedis(short_tmp / "doctor", port=None) as server:
+        yield server
+
+
+@pytest.fixture
+def link(durable_server: EmbeddedRedis) -> Iterator[Link]:
+    made = Link(durable_server.url, "test")
+    made.call("FLUSHALL")
+    yield made
+    for name, value in {"maxmemory-policy": "noeviction", "appendfsync": "everysec", "timeout": "0", "min-replicas-to-write": "0"}.items():
+        made.call("CONFIG", "SET", name, value)
+    made.call("REPLICAOF", "NO", "ONE")
+    for user in made.call("ACL", "USERS"):
+        if user != b"default":
+            made.call("ACL", "DELUSER", user)
+    made.close()
+
+
+def look(link: Link) -> tuple[Facts, dict[str, Finding]]:
+    facts = collect(link, KEYS, LEASE_MS)
+    return facts, {finding.check: finding for finding in examine(facts)}
+
+
+def usher_doctor(url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "USHER_REDIS_URL": url, "USHER_GROUP": "g"}
+    command = [sys.executable, str(ROOT / "common" / "launch.py"), "doctor", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def limited(link: Link, *rules: str) -> Link:
+    """A link of a user with these rights."""
+    link.call("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
+    scheme, _, rest = link.url.partition("://")
+    return Link(f"{scheme}://limited:pw@{rest.rpartition('@')[2]}", "test:limited")
+
+
+def test_an_idle_system_on_the_embedded_redis_has_nothing_bad(link: Link) -> None:
+    world = World(link)
+    leader = world.elect()
+    owner = world.join("a")
+    ids = world.owned(leader, owner, b"T", f"{time.time_ns() // 1_000_000}-1".encode())
+    owner.steps.ack({b"T": ids}, b"", 0)
+    leader.save_position()
+    facts, found = look(link)
+    assert {check: finding.severity for check, finding in found.items() if finding.severity is not OK} == {"security": WARN}
+    assert facts.stream is not None
+    assert (facts.stream.leader, facts.stream.living, facts.stream.entries, facts.stream.lag) == ("http://one", 1, 1, 0)
+    assert found["fsync"].seen == "appendfsync everysec"
+
+
+def test_looking_changes_nothing(world: World) -> None:
+    """On every server: no key, no consumer of the group, no idle time that begins anew."""
+    leader = world.elect()
+    world.owned(leader, world.join("a"), b"T", b"1-1", b"2-1")
+    world.send(b"T", b"3-1")
+    world.make_idle("a:1", 0)
+    with world.unchanged():
+        names = world.stream.group_consumers()
+        facts, _ = look(world.link)
+        assert world.stream.group_consumers() == names
+    assert facts.refused == {}
+    assert facts.stream is not None
+    assert facts.stream.lag in (1, None)
+
+
+def test_what_is_set_badly_is_seen_and_the_exit_code_is_1(link: Link) -> None:
+    link.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    link.call("CONFIG", "SET", "appendfsync", "no")
+    link.call("CONFIG", "SET", "timeout", "60")
+    _, found = look(link)
+    assert (found["eviction"].severity, found["fsync"].severity, found["idle connections"].severity) == (BAD, WARN, WARN)
+    done = usher_doctor(link.url)
+    assert done.returncode == 1, done.stderr
+    assert "allkeys-lru" in done.stdout
+    assert "Verdict: something is bad" in done.stdout
+
+
+def test_the_document_has_all_of_it_and_no_password(link: Link) -> None:
+    done = usher_doctor(link.url, "--json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["verdict"] == "warn"
+    assert {"check", "severity", "seen", "means", "do"} == set(document["findings"][0])
+    assert {row["when"] for row in document["promise"]} >= {"redis-server is killed", "its host loses power"}
+    assert {"name", "has", "how", "used_for", "without"} <= set(document["capabilities"][0])
+    assert ":***@" in document["redis"]
+    password = link.url.split("@")[0].rpartition(":")[2]
+    assert password not in done.stdout
+
+
+def test_a_replica_is_no_place_to_be(link: Link) -> None:
+    link.call("REPLICAOF", "127.0.0.1", 1)
+    _, found = look(link)
+    assert (found["role"].severity, found["role"].seen) == (BAD, "replica of 127.0.0.1:1")
+
+
+def test_missing_replicas_refuse_all_writes(link: Link) -> None:
+    link.call("CONFIG", "SET", "min-replicas-to-write", 1)
+    _, found = look(link)
+    assert found["replicas"].severity is BAD
+
+
+def test_full_memory_is_seen(link: Link) -> None:
+    with full_memory(link):
+        _, found = look(link)
+    assert found["memory"].severity is BAD
+
+
+def test_an_id_of_the_future_is_seen(link: Link) -> None:
+    link.call("XADD", KEYS.stream, "9999999999999-0", "ticket_id", "T")
+    _, found = look(link)
+    assert (found["ids"].severity, found["group"].severity, found["leader"].severity) == (BAD, WARN, BAD)
+
+
+def test_a_lost_group_and_a_key_of_another_type_are_seen(link: Link) -> None:
+    world = World(link)
+    world.parked(world.elect(), b"T")
+    link.call("HSET", KEYS.position, "delivered", "1-1", "oldest_pending", "1-1")
+    link.call("XGROUP", "DESTROY", KEYS.stream, KEYS.group)
+    assert look(link)[1]["group"].seen == "the group is gone"
+    link.call("SET", KEYS.stream, "somebody else's")
+    assert look(link)[1]["stream"].severity is BAD
+
+
+def test_dead_consumers_and_strangers_are_seen(link: Link) -> None:
+    world = World(link)
+    leader = world.elect()
+    dead = world.join("dead")
+    world.owned(leader, dead, b"T")
+    world.end_lease(dead)
+    world.send(b"U")
+    link.call("XREADGROUP", "GROUP", "g", "stranger", "STREAMS", KEYS.stream, ">")
+    _, found = look(link)
+    assert found["dead consumers"].seen == f"{dead.incarnation} (1 pending)"
+    assert found["strangers"].seen == "stranger (1 pending)"
+    assert found["consumers"].severity is BAD
+
+
+def test_entries_that_a_living_consumer_does_not_touch_are_seen(link: Link) -> None:
+    world = World(link)
+    owner = world.join("a")
+    ids = world.owned(world.elect(), owner, b"T")
+    assert "idle entries" not in look(link)[1]
+    world.make_idle(owner.incarnation, 25_000, *ids)
+    assert look(link)[1]["idle entries"].severity is WARN
+
+
+# ---- rights ------------------------------------------------------------------------------------------------------------------
+
+
+def test_missing_rights_are_named_however_they_are_asked(world: World) -> None:
+    """By DRYRUN where it exists and is allowed, else by a MULTI that is discarded."""
+    world.elect()
+    for rules, how in ((("~*", "+@all", "-xclaim", "-hset"), None), (("~*", "+@all", "-xclaim", "-hset", "-acl"), "MULTI")):
+        user = limited(world.link, *rules)
+        try:
+            with world.unchanged():
+                facts, found = look(user)
+        finally:
+            user.close()
+        assert facts.rights.missing == ("XCLAIM", "HSET")
+        assert how is None or facts.rights.how == how
+        assert found["rights"].severity is BAD
+    world.link.call("ACL", "DELUSER", "limited")
+
+
+def test_keys_that_a_user_may_not_touch_count_as_well(world: World) -> None:
+    user = limited(world.link, "~ticket_stream", "+@all")
+    missing = look(user)[0].rights.missing
+    user.close()
+    assert missing is not None
+    assert {"HSET", "SET", "XADD"} <= set(missing)
+    assert "XACK" not in missing
+    user = limited(world.link, "~ticket_stream", "~{ticket_stream}:g:*", "+@all")
+    assert look(user)[0].rights.missing == ()
+    user.close()
+    world.link.call("ACL", "DELUSER", "limited")
+
+
+def test_a_user_that_may_not_even_queue_is_not_known_and_nothing_of_the_question_runs(world: World) -> None:
+    """Were the commands sent without MULTI, they would do what they say."""
+    world.parked(world.elect(), b"T")
+    user = limited(world.link, "~*", "+@all", "-multi", "-acl")
+    with world.unchanged():
+        facts, found = look(user)
+    user.close()
+    assert facts.rights.missing is None
+    assert found["rights"].severity is UNKNOWN
+    world.link.call("ACL", "DELUSER", "limited")
+
+
+def test_a_managed_redis_that_forbids_config_is_told_as_unknown(link: Link) -> None:
+    user = limited(link, "~*", "+@all", "-config")
+    facts, found = look(user)
+    user.close()
+    assert facts.config is None
+    assert (found["fsync"].severity, found["append-only file"].severity, found["eviction"].severity) == (UNKNOWN, OK, OK)
+    assert "NOPERM" in found["fsync"].seen
+    assert not [finding for finding in found.values() if finding.severity is BAD]
+
+
+def test_a_user_without_any_right_hears_so_and_the_exit_code_is_1(link: Link) -> None:
+    user = limited(link, "+client|setname")
+    _, found = look(user)
+    done = usher_doctor(user.url)
+    user.close()
+    assert {found[check].severity for check in ("version", "append-only file", "memory", "role", "clock", "stream")} == {UNKNOWN}
+    assert done.returncode == 0, "nothing bad was seen, and that is said"
+    assert "not all could be asked" in done.stdout
+
+
+# ---- it cannot be asked ------------------------------------------------------------------------------------------------------
+
+
+def test_a_redis_that_cannot_be_asked_is_exit_code_2(link: Link) -> None:
+    for url in (f"redis://:s3cret@127.0.0.1:{free_port()}", link.url.replace("://:", "://:s3cret"), "redis://h:no-port", "http://h"):
+        done = usher_doctor(url)
+        assert done.returncode == 2, done.stdout
+        assert "USHER_REDIS_URL" in done.stderr
+        assert "s3cret" not in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_loads_its_data_is_asked_later(link: Link) -> None:
+    with Proxy(link.url, lambda chunk: b"-LOADING Redis is loading the dataset in memory\r\n" if b"1" in chunk else chunk) as proxy:
+        far = Link(proxy.url, "test")
+        with pytest.raises(NotNow):
+            collect(far, KEYS, LEASE_MS)
+        far.close()
+
+
+# ---- at the start of a master ------------------------------------------------------------------------------------------------
+
+
+def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    assert startup_findings(link) == []
+    tell_what_is_bad(link.url)
+    assert not caplog.records
+    link.call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    assert [finding.check for finding in startup_findings(link)] == ["eviction"]
+    tell_what_is_bad(link.url)
+    [record] = caplog.records
+    assert (record.levelno, record.getMessage(), record.facts["check"]) == (logging.ERROR, "redis_is_unfit", "eviction")  # type: ignore[attr-defined]
+
+
+def test_a_redis_that_goes_away_in_between_does_not_keep_a_master_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+    tell_what_is_bad(f"redis://127.0.0.1:{free_port()}")
+    assert [record.getMessage() for record in caplog.records] == ["redis_not_checked"]
