@@ -94,7 +94,8 @@ class Server:
 
     def start(self) -> None:
         command = [str(find_redis_server()), str(self._folder / "conf"), *(["--sentinel"] if self._sentinel else [])]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+            start_new_session=True)
         process = self.process
 
         def answers() -> bool:

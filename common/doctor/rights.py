@@ -1,7 +1,8 @@
 """May the user of this connection run all that Usher needs? Asked without doing any of it.
 
 ``ACL DRYRUN`` answers for a user by name, but is new (7.0) and often forbidden itself. Else each command is queued in a MULTI, where
-Redis checks the rights, and the MULTI is discarded: nothing runs.
+Redis checks the rights, and the MULTI is discarded: nothing runs. Where that is forbidden too, a few commands are tried on a key that is
+not there: they can show that rights are missing, but not that none is.
 """
 
 from __future__ import annotations
@@ -65,30 +66,51 @@ def find_rights(link: Link, keys: Keys) -> Rights:
     [who] = link.pipeline([("ACL", "WHOAMI")])
     user = who.decode(errors="replace") if isinstance(who, bytes) else None
     if user is not None:
-        replies = link.pipeline([("ACL", "DRYRUN", user, *command) for command in commands])
-        if replies[0] == b"OK":  # TIME: it takes no key, so this says that we may ask
-            return Rights(user, _missing(commands, [reply if reply == b"OK" else "refused" for reply in replies]), "ACL DRYRUN")
-    return _queued(link, user, commands)
+        answers = link.pipeline([("ACL", "DRYRUN", user, *command) for command in commands])
+        if answers[0] == b"OK":  # TIME: it takes no key, so this says that we may ask
+            return Rights(user, _missing(commands, [_refusal(answer) for answer in answers]), "ACL DRYRUN")
+    return _queued(link, keys, user, commands)
 
 
-def _queued(link: Link, user: str | None, commands: Sequence[Command]) -> Rights:
+def _refusal(answer: object) -> object:
+    """DRYRUN's answer in the form that the command itself would have got: OK, or a sentence that says what is missing."""
+    return answer if answer == b"OK" else CommandRefused(f"NOPERM {answer!r}")
+
+
+def _queued(link: Link, keys: Keys, user: str | None, commands: Sequence[Command]) -> Rights:
     """Queue all in a MULTI that is discarded. MULTI is asked alone: were it refused, what follows would run."""
     [begun] = link.pipeline([("MULTI",)])
     if begun != b"OK":
-        return Rights(user, None, f"ACL DRYRUN and MULTI are refused: {begun}")
+        return _tried(link, keys, user, begun)
     *replies, _ = link.pipeline([*commands, ("DISCARD",)])
     for reply in replies:
         if isinstance(reply, NotNow):
             return Rights(user, None, f"not now: {reply}")
-    refused = [reply if isinstance(reply, CommandRefused) and "NOPERM" in str(reply) else b"" for reply in replies]
-    return Rights(user, _missing(commands, refused), "MULTI")
+    return Rights(user, _missing(commands, replies), "MULTI")
+
+
+def _tried(link: Link, keys: Keys, user: str | None, refusal: object) -> Rights:
+    absent = keys.prefix + "absent"
+    commands: list[Command] = [
+        ("XAUTOCLAIM", absent, keys.group, MASTER, 0, "0-0"),
+        ("XPENDING", absent, keys.group),
+        ("XACK", absent, keys.group, "0-1"),
+        ("XRANGE", absent, "-", "+", "COUNT", 1),
+        ("HGET", absent, "f"),
+        ("HDEL", absent, "f"),
+        ("EXISTS", absent),
+        ("EVAL", "return 1", 0),
+    ]
+    missing = _missing(commands, link.pipeline(commands))
+    why = f"ACL DRYRUN and MULTI are refused ({refusal})"
+    return Rights(user, missing or None, f"{why}; tried on a key that is not there" if missing else why)
 
 
 def _missing(commands: Sequence[Command], replies: Sequence[object]) -> tuple[str, ...]:
-    """Names of the commands whose reply is no bytes, each once; with the subcommand where there is one."""
+    """Names of the commands that were refused for lack of rights, each once; with the subcommand where there is one."""
     names: dict[str, None] = {}
     for command, reply in zip(commands, replies, strict=True):
-        if not isinstance(reply, bytes):
+        if isinstance(reply, CommandRefused) and "NOPERM" in str(reply):
             words = command[:2] if command[0] in ("XINFO", "XGROUP") else command[:1]
             names[" ".join(map(str, words))] = None
     return tuple(names)

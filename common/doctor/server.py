@@ -147,7 +147,8 @@ def _rights(facts: Facts) -> Iterator[Finding]:
     rights = facts.rights
     who = f"user {rights.user}" if rights.user else "this user"
     if rights.missing is None:
-        yield Finding("rights", UNKNOWN, rights.how or "not asked", f"whether {who} may run all that Usher needs shows only at work")
+        means = f"whether {who} may run all that Usher needs shows only at work"
+        yield Finding("rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator")
     elif rights.missing:
         few = ", ".join(rights.missing[:8]) + (f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else "")
         do = "allow them on the stream and on the keys that begin with its name in braces; inside a script the caller needs them too"

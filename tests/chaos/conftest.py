@@ -7,9 +7,11 @@ history: the message says where, and ``python -m tests.chaos.checker FILE`` judg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+_HERE = Path(__file__).parent
 _LINES = pytest.StashKey[list[str]]()
 
 
@@ -19,6 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--first-seed", type=int, default=1, help="the first seed (default 1)")
     group.addoption("--seconds", type=float, default=0.0, help="seconds of faults per run (default: what the scenario needs)")
     group.addoption("--keep", default="", help="folder that keeps the histories of failed runs (default: a new temporary folder)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A run with many seeds takes its time."""
+    limit_s = 100 + config.getoption("seeds", 1) * (60 + config.getoption("seconds", 0.0))
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.timeout(limit_s))
 
 
 @pytest.fixture(scope="session")

@@ -315,7 +315,7 @@ def repeats_are_told(history: History, cluster: Cluster) -> Iterator[str]:
 _ALL_LINKS = frozenset({"redis", "http", "ping"})
 
 PLANS: tuple[Plan, ...] = (
-    Plan("K0", "calm", calm, ("messages",), strict=True, seconds=4.0, extra=nothing_redelivered, gently=True),
+    Plan("K0", "calm", calm, ("messages",), strict=True, seconds=3.0, extra=nothing_redelivered, gently=True),
     Plan(
         "K1",
         "double sends, failing handlers",
@@ -327,7 +327,7 @@ PLANS: tuple[Plan, ...] = (
     ),
     Plan("K2", "consumer kills", consumer_kills, ("kill", "unproven_kills", "redelivered", "recoveries"), strict=True),
     # Two of three are paused: what is left must be able to carry the load, else it is not recovery that takes long.
-    Plan("K3", "zombies", zombies, ("pause", "zombies", "fenced", "refused", "redelivered"), load=Load(rate=100, work_ms=25), seconds=6.0),
+    Plan("K3", "zombies", zombies, ("pause", "zombies", "fenced", "refused", "redelivered"), load=Load(rate=100, work_ms=25)),
     Plan("K4", "leader killed or paused", leader_loss, ("kill_leader", "pause_leader", "leader_changes", "leaders_fenced"), strict=True, seconds=6.0),
     Plan(
         "K5",
@@ -344,10 +344,10 @@ PLANS: tuple[Plan, ...] = (
         ("isolated", "swizzles", "report_cuts", "redelivered", "leader_changes"),
         shape=Shape(proxied=_ALL_LINKS),
         load=Load(rate=100),
-        seconds=8.0,
+        seconds=6.0,
     ),
-    Plan("K7a", "redis killed, always", redis_kills, ("kill_redis", "turns_failed"), shape=Shape(fsync="always"), strict=True),
-    Plan("K7b", "redis killed, everysec", redis_kills, ("kill_redis", "turns_failed"), strict=True),
+    Plan("K7a", "redis killed, always", redis_kills, ("kill_redis", "turns_failed"), shape=Shape(fsync="always"), strict=True, seconds=3.0),
+    Plan("K7b", "redis killed, everysec", redis_kills, ("kill_redis", "turns_failed"), strict=True, seconds=3.0),
     Plan("K7p", "redis paused", redis_pauses, ("pause_redis",), seconds=8.0, brief=False),
     Plan("K8", "power loss", power_losses, ("power_loss", "lost_tail"), seconds=5.0),
     Plan("K10", "rolling restarts", rolling_restarts, ("restart", "drained", "given_back"), strict=True, extra=nothing_redelivered, gently=True),
@@ -360,6 +360,8 @@ PLANS: tuple[Plan, ...] = (
         shape=Shape(environ={"USHER_TICKET_WINDOW": "8"}),
         load=Load(rate=100, work_ms=10),
         extra=others_go_on,
+        seconds=4.0,
+        varies=False,
     ),
     Plan(
         "K12",
@@ -382,7 +384,7 @@ PLANS: tuple[Plan, ...] = (
         extra=deletions_are_told,
     ),
     Plan("K14t", "XTRIM", trim_all, ("deleted", "dlq"), strict=True, shape=Shape(environ={"USHER_TICKET_WINDOW": "2"}), seconds=4.0, brief=False),
-    Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=4.0, extra=losses_are_told),
+    Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=3.0, extra=losses_are_told),
     Plan("K14g", "XGROUP DESTROY", destroy_group, ("destroy_group", "redelivered", "group_lost"), seconds=4.0, extra=repeats_are_told, brief=False),
     Plan(
         "K16",
@@ -391,7 +393,7 @@ PLANS: tuple[Plan, ...] = (
         ("faults",),
         shape=Shape(proxied=_ALL_LINKS),
         load=Load(rate=100, double_sends=0.05, fail_before=0.05, fail_after=0.03, poison=0.01),
-        seconds=7.0,
+        seconds=6.0,
         drain_s=12.0,
     ),
 )

@@ -90,7 +90,6 @@ def test_looking_changes_nothing(world: World) -> None:
     leader = world.elect()
     world.owned(leader, world.join("a"), b"T", b"1-1", b"2-1")
     world.send(b"T", b"3-1")
-    world.make_idle("a:1", 0)
     with world.unchanged():
         names = world.stream.group_consumers()
         facts, _ = look(world.link)
@@ -242,15 +241,17 @@ def test_a_user_without_any_right_hears_so_and_the_exit_code_is_1(link: Link) ->
     done = usher_doctor(user.url)
     user.close()
     assert {found[check].severity for check in ("version", "append-only file", "memory", "role", "clock", "stream")} == {UNKNOWN}
-    assert done.returncode == 0, "nothing bad was seen, and that is said"
-    assert "not all could be asked" in done.stdout
+    assert found["rights"].severity is BAD
+    assert found["rights"].seen.startswith("user limited may not run: XAUTOCLAIM, XPENDING, XACK") or "this user may not" in found["rights"].seen
+    assert done.returncode == 1, done.stderr
+    assert "may not run" in done.stdout
 
 
 # ---- it cannot be asked ------------------------------------------------------------------------------------------------------
 
 
 def test_a_redis_that_cannot_be_asked_is_exit_code_2(link: Link) -> None:
-    for url in (f"redis://:s3cret@127.0.0.1:{free_port()}", link.url.replace("://:", "://:s3cret"), "redis://h:no-port", "http://h"):
+    for url in (link.url.replace("://:", "://:s3cret"), "redis://:s3cret@h:no-port"):
         done = usher_doctor(url)
         assert done.returncode == 2, done.stdout
         assert "USHER_REDIS_URL" in done.stderr

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from common.doctor.collector import collect, startup_findings
+from common.doctor.facts import Severity
+from common.doctor.findings import examine
 from common.embedded import EmbeddedRedis, free_port
 from common.endpoints import near
 from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
@@ -75,6 +78,14 @@ def test_every_step_of_the_protocol_works_in_a_cluster(link: Link) -> None:
     leader.save_position()
     assert len(leader.read_parked(None, 10).found) == 2
     assert world.broken() == []
+
+
+def test_the_doctor_sees_the_cluster(cluster: Cluster, link: Link) -> None:
+    found = {finding.check: finding for finding in examine(collect(link, Keys(STREAM, "g"), 10_000))}
+    assert found["failover"].severity is Severity.OK
+    plain = Link(cluster.owner_of(STREAM).url, "test")
+    assert "failover" in {finding.check for finding in startup_findings(plain)}, "a plain URL to a node of a cluster"
+    plain.close()
 
 
 def test_a_slot_that_moved_is_followed(cluster: Cluster, link: Link) -> None:

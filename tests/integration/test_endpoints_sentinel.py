@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from common.doctor.collector import collect, startup_findings
+from common.doctor.facts import Severity
+from common.doctor.findings import examine
 from common.embedded import free_port
 from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
+from common.keys import Keys
 from common.redis_client import Link, check_reachable
 from common.scripts import ScriptRunner
 from tests.proxy import Proxy
@@ -48,6 +52,20 @@ def test_a_database_may_be_chosen(calm: UnderSentinel) -> None:
     link = Link(calm.url.replace(f"/{SERVICE}", f"/{SERVICE}/3"), "test")
     link.call("SET", "k", "v")
     assert calm.first.info("keyspace")["db3"].startswith("keys=1,")
+    link.close()
+
+
+def test_the_doctor_sees_replica_and_sentinels(calm: UnderSentinel) -> None:
+    for url, severity, replicas in (
+        (calm.url, Severity.OK, Severity.WARN),
+        (calm.first.url, Severity.WARN, Severity.WARN),  # sentinels watch it, but the URL would stay with it after a failover
+    ):
+        link = Link(url, "test")
+        found = {finding.check: finding for finding in examine(collect(link, Keys("ticket_stream", "g"), 10_000))}
+        link.close()
+        assert (found["failover"].severity, found["replicas"].severity) == (severity, replicas)
+    link = Link(calm.second.url, "test")
+    assert [finding.check for finding in startup_findings(link) if finding.check == "role"] == ["role"]
     link.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from common.errors import GiveUp, OwnershipLost, RedisTrouble
+from common.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble
 from common.keys import MASTER
 from common.redis_client import Link
 from common.registration import NO_LOCK
@@ -68,6 +68,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         link = Link(url, "test:flush")
         link.call("CONFIG", "SET", "maxmemory", 0)
         link.call("FLUSHALL")
+        link.call("SCRIPT", "FLUSH")  # what must be sent again is part of an example
         link.close()
         self.stage = Stage(url)
         self.ledger = Ledger(self.stage)
@@ -194,7 +195,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def _do(self, what: str, some: int) -> None:
         action: Callable[[int], None] = getattr(self, what)
-        with contextlib.suppress(RedisTrouble, OwnershipLost):
+        with contextlib.suppress(RedisTrouble, OwnershipLost, Fenced):
             action(some)
 
     def _master(self, some: int) -> MasterActor:
@@ -378,7 +379,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def begin_drain(self, some: int) -> None:
         consumer = self._busy(some)
-        if consumer is not None and not consumer.keeper.paused:
+        if consumer is not None and not consumer.drains:
             consumer.begin_drain()
 
     def give_back(self, some: int) -> None:

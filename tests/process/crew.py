@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -217,7 +218,7 @@ def overlaps(executions: Iterable[Execution], cut_off_ns: Callable[[Execution], 
         by_ticket[run.ticket].append(run)
     found = []
     for history in by_ticket.values():
-        for before, run in zip(history, history[1:], strict=False):
+        for before, run in itertools.pairwise(history):
             end_ns = before.end_ns if before.end_ns is not None else cut_off_ns(before)
             if end_ns is None or run.start_ns < end_ns:
                 found.append(f"{run.stream_id} of {run.ticket} started on {run.consumer} while {before.stream_id} ran on {before.consumer}")
@@ -236,4 +237,4 @@ def repeated(executions: Iterable[Execution]) -> set[str]:
 def longest_pause_s(executions: Iterable[Execution]) -> float:
     """The longest time in which no handler started."""
     starts = [run.start_ns for run in executions]
-    return max((later - earlier for earlier, later in zip(starts, starts[1:], strict=False)), default=0) / 1e9
+    return max((later - earlier for earlier, later in itertools.pairwise(starts)), default=0) / 1e9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -108,7 +109,7 @@ def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long
         assert out_of_order(executions) == []
         assert overlaps(executions, crew.cut_off_ns) == []
         assert {run.attempt for run in executions if run.stream_id != hangs} == {1}
-        pauses = [later.start_ns - earlier.start_ns for earlier, later in zip(executions, executions[1:], strict=False)]
+        pauses = [later.start_ns - earlier.start_ns for earlier, later in itertools.pairwise(executions)]
         figures(letter_after_s=took_s, repeated=len(repeated(executions)) - 1, longest_pause_s=max(pauses) / 1e9, limit_s=_LIMIT_S)
 
 
@@ -132,6 +133,6 @@ def test_while_one_consumer_is_ended_the_other_goes_on_and_a_second_attempt_that
         assert overlaps(executions, crew.cut_off_ns) == []
         ended = next(run for run in executions if run.stream_id == hangs)
         starts = [run.start_ns for run in executions if run.consumer != ended.consumer]
-        pauses = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
         figures(pause_of_the_other_s=max(pauses) / 1e9, repeated=len(repeated(executions)) - 1)
         assert max(pauses) / 1e9 < 1, "the other consumer noticed nothing"

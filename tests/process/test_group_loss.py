@@ -110,7 +110,8 @@ def test_a_destroyed_group_goes_on_where_it_was_and_the_repeats_are_those_that_w
     assert overlaps(executions, crew.cut_off_ns) == []
     assert not crew.events("worker_leaves"), "no consumer has lost anything"
     spanned = sum(is_between(entry_id, told["may_repeat"]) for entry_id in producer.accepted)
-    figures(seconds=time.monotonic() - began, may_repeat=spanned, repeated=len(again), rejoined=sum(e["count"] for e in crew.events("entries_rejoined")))
+    figures(seconds=time.monotonic() - began, may_repeat=spanned, repeated=len(again),
+        rejoined=sum(e["count"] for e in crew.events("entries_rejoined")))
 
 
 def test_a_deleted_stream_loses_what_was_told_and_what_comes_after_is_handled(crew: Crew, link: Link) -> None:
@@ -160,7 +161,8 @@ def test_an_emptied_redis_is_filled_again_and_the_loss_is_told_from_memory(crew:
     assert out_of_order(executions) == []
     assert overlaps(executions, crew.cut_off_ns) == []
     fences = [(run.start_ns, run.fence) for run in executions]
-    assert max(fence for _, fence in fences[: len(fences) // 4]) < max(fence for _, fence in fences), "numbers grow on, though their last ones are lost"
+    assert max(fence for _, fence in fences[: len(fences) // 4]) < max(fence for _, fence in fences), "numbers grow on,
+        though their last ones are lost"
     figures(all_handled_after_s=seconds, lost=len(gone), of_these_never_read=len(unread), repeated=len(repeated(executions)))
 
 

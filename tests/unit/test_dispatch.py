@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from master.policy.affinity import Affinity
 from master.policy.dispatch import Board
 from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, TargetReply, Verdict
 from master.policy.tickets import Standing
@@ -122,7 +123,8 @@ class TestPlan:
         arrive(board, b"T", 100)
         assert hand_over(board) == {("c1:1", b"HOT"): ids(1, 2), ("c1:1", b"T"): ids(100)}
         assert (board.parked, board.in_flight) == (97, 3)
-        assert board.room == 97
+        arrive(board, b"HOT", 101)
+        assert board.room == 97, "others may still be read"
         freed(board, "c1:1", b"HOT", ids(1))
         assert hand_over(board) == {("c1:1", b"HOT"): ids(3)}
 
@@ -293,6 +295,22 @@ class TestTakeIn:
         assert list(board.tickets[b"T"].parked) == [b"1-0", b"2-0", b"3-0", b"5-0", b"5-5", b"6-0", b"10-0"]
         assert board.parked == 8
 
+    def test_entries_that_come_in_the_order_of_their_hand_over_are_put_in_id_order(self) -> None:
+        board = board_with()
+        board.take_in([(b"7-0", b"T"), (b"10-0", b"T"), (b"5-0", b"T")])
+        assert list(board.tickets[b"T"].parked) == ids(5, 7, 10)
+
+    def test_a_ticket_that_waits_for_its_owner_to_have_room_may_go_elsewhere_once_it_is_free(self) -> None:
+        board = board_with("c1", capacity=1)
+        board.set_record(b"U", b"c1:1", 7, ids(9), NOW)
+        board.take_in([(b"1-0", b"T")])
+        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
+        assert board.plan(1000, NOW) is None, "it is bound to c1, which is full"
+        board.join("c2:1", "c2", 4, 100, True)
+        assert board.plan(1000, NOW) is None
+        board.take_in([(b"2-0", b"T")])
+        assert hand_over(board) == {("c2:1", b"T"): ids(1, 2)}
+
     def test_an_entry_that_ran_somewhere_is_parked_again_and_its_owner_is_lighter(self) -> None:
         board = board_with("c1")
         board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
@@ -355,14 +373,16 @@ class TestRecovery:
 
     def test_a_restarted_consumer_gets_its_tickets_back(self) -> None:
         board = board_with("c1", "c2", "c3", "c4")
-        for number in range(20):
-            board.set_record(b"T%d" % number, b"c1:1", 7, ids(number + 1), NOW)
+        ranking = Affinity(["c1", "c2", "c3", "c4"]).ranking
+        elsewhere = [ticket for ticket in (b"T%d" % number for number in range(50)) if ranking(ticket)[0] != "c1"][:4]
+        entries = [(b"%d-0" % number, ticket) for number, ticket in enumerate(elsewhere, 1)]
+        for entry_id, ticket in entries:
+            board.set_record(ticket, b"c1:1", 7, [entry_id], NOW)
         board.lose("c1:1")
         board.join("c1:2", "c1", 4, 100, True)
-        board.take_in([(b"%d-0" % (number + 1), b"T%d" % number) for number in range(20)])
+        board.take_in(entries)
         board.recovered("c1:1")
-        taken = [incarnation for incarnation, _ in hand_over(board)]
-        assert taken.count("c1:2") >= 4, "as many as it has slots, however the tickets rank"
+        assert {incarnation for incarnation, _ in hand_over(board)} == {"c1:2"}, "although all of them rank another one first"
 
     def test_a_ticket_that_somebody_else_has_is_read_before_it_goes_on(self) -> None:
         board = self.lost()
@@ -438,6 +458,13 @@ class TestRecords:
         board.take_in([(b"1-0", b"T")])
         board.recovered("c9:4")
         assert hand_over(board) == {("c1:1", b"T"): ids(1, 2)}
+
+    def test_a_record_that_is_read_during_a_recovery_does_not_end_it(self) -> None:
+        board = board_with("c1")
+        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
+        board.lose("c1:1")
+        assert board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW) == "c1:1"
+        assert board.tickets[b"T"].standing is Standing.RECOVERING
 
     def test_an_owner_that_only_a_record_named_gets_nothing_before_the_roster_knows_it(self) -> None:
         board = board_with()

@@ -175,7 +175,9 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "check", "severity"), ONE_THING_WRONG, ids=[f"{n}-{row[1]}-{row[2].value}" for n, row in enumerate(ONE_THING_WRONG)])
+@pytest.mark.parametrize(
+    ("facts", "check", "severity"), ONE_THING_WRONG, ids=[f"{n}-{row[1]}-{row[2].value}" for n, row in enumerate(ONE_THING_WRONG)]
+)
 def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(facts: Facts, check: str, severity: Severity) -> None:
     finding = findings(facts)[check]
     assert finding.severity is severity

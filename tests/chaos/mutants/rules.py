@@ -14,11 +14,13 @@ log = logging.getLogger(__name__)
 
 Story = Callable[[Stage], None]
 
+_STORIES: dict[Callable[..., None], Story] = {}
 
-def rule(*mutants: Mutant) -> Callable[[Story], Story]:
+
+def rule(*mutants: Mutant) -> Callable[[Story], Callable[..., None]]:
     """The decorated story runs once as it is, and once per mutant, where one of its assertions must fail. It runs in an empty Redis."""
 
-    def made(story: Story) -> Story:
+    def made(story: Story) -> Callable[..., None]:
         @pytest.mark.parametrize("without", [None, *mutants], ids=lambda mutant: "as it is" if mutant is None else f"without: {mutant.name}")
         def test(any_redis_url: str, without: Mutant | None, monkeypatch: pytest.MonkeyPatch) -> None:
             with Stage(any_redis_url) as stage:
@@ -32,6 +34,12 @@ def rule(*mutants: Mutant) -> Callable[[Story], Story]:
 
         # Not functools.wraps: pytest would look through it at the story's parameters.
         test.__name__, test.__qualname__, test.__doc__, test.__module__ = story.__name__, story.__qualname__, story.__doc__, story.__module__
+        _STORIES[test] = story
         return test
 
     return made
+
+
+def story_of(function: Callable[..., None]) -> Story:
+    """The story of a test of a rule; a bare story is its own."""
+    return _STORIES.get(function, function)

@@ -245,10 +245,11 @@ class Cluster:
             time.sleep(0.1)
 
     def _note_dead_letters(self) -> None:
-        """A letter whose body was gone does not tell its uid; the tail had seen it."""
+        """A letter whose body was gone does not tell its uid; producer and tail know it."""
+        known = self.tail.uids | self.producer.mids
         with contextlib.suppress(Refused, Unknown):
             for letter in self.state.dead_letters():
-                uid = letter["uid"] or self.tail.uids.get(letter["mid"], letter["mid"])
+                uid = letter["uid"] or known.get(letter["mid"], letter["mid"])
                 self.history.write("dlq", **(letter | {"uid": uid}))
 
     def _kill_programs(self) -> None:

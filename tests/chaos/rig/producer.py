@@ -49,6 +49,7 @@ class Producer:
         self._lock = threading.Lock()  # of the wire and the counts: scenarios send too
         self.sent = 0
         self.accepted: dict[str, int] = {}  # uid -> when its acceptance was known
+        self.mids: dict[str, str] = {}  # stream id -> uid
 
     def start(self) -> None:
         self._thread.start()
@@ -113,7 +114,8 @@ class Producer:
         t0 = now_ns()
         with self._lock:
             try:
-                self._wire.call("XADD", STREAM, "*", "ticket_id", ticket, "uid", uid, *flat)
+                mid = self._wire.call("XADD", STREAM, "*", "ticket_id", ticket, "uid", uid, *flat)
+                self.mids[mid.decode()] = uid
                 answer = "ok"
             except Refused:
                 answer = "fail"

@@ -1,0 +1,190 @@
+"""The 15 bugs of RELIABILITY 5.5, put back: each of them must turn something red."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import ReplyUnknown
+from common.redis_client import Link
+from consumer.batch_reader import BatchReader
+from consumer.owner_steps import AckAnswer, Buried, Letter, OwnerSteps
+from master.dispatcher import Dispatcher, Report
+from master.leader_steps import LeaderSteps
+from master.policy.plans import HandOverPlan, HandOverReply
+from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replace, mutant
+
+# ---- functions that take the place of ours -----------------------------------------------------------------------------------
+
+_hand_over = LeaderSteps.hand_over
+
+
+def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan) -> HandOverReply:
+    reply = _hand_over(steps, plan)
+    link = steps._scripts._link
+    for target, answer in zip(plan.targets, reply.targets, strict=True):
+        for part in target.parts:
+            if answer.state == "OK" and part.ticket not in answer.refused:
+                believed = part.believed.split(b" ")
+                fence = b"%d" % reply.fence if part.changes_owner or part.ticket in answer.fresh else believed[1]
+                record = link.call("HGET", steps._keys.tickets, part.ticket) or target.incarnation.encode() + b" " + fence
+                link.call("HSET", steps._keys.tickets, part.ticket, b" ".join((record, *part.ids)))
+    return reply
+
+
+_call = Link.call
+
+
+def call_again(link: Link, *command: Any, block_s: float = 0.0) -> Any:
+    """What redis-py does by default, here only once."""
+    try:
+        return _call(link, *command, block_s=block_s)
+    except ReplyUnknown:
+        return _call(link, *command, block_s=block_s)
+
+
+_bodies = BatchReader._bodies
+
+
+def _deliveries_are_attempts(reader: BatchReader, wanted: list[bytes]) -> Any:
+    bodies, _ = _bodies(reader, wanted)
+    keys = reader._keys
+    rows = reader._link.call("XPENDING", keys.stream, keys.group, "-", "+", 10_000, reader._incarnation)
+    deliveries = {entry_id: count for entry_id, _, _, count in rows}
+    return bodies, {entry_id: deliveries.get(entry_id, 1) - 1 for entry_id in wanted}
+
+
+def _ack_nothing(steps: OwnerSteps, by_ticket: dict[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
+    return AckAnswer(dict(by_ticket), [])
+
+
+_read_mailbox = Dispatcher._read_mailbox
+
+
+def _reports_acknowledge(dispatcher: Dispatcher) -> None:
+    keys, link = dispatcher._keys, dispatcher._link
+    for posted in list(dispatcher._mailbox):
+        if isinstance(posted, Report):
+            for ticket, ids in posted.items:
+                link.call("XACK", keys.stream, keys.group, *ids)
+                link.call("HDEL", keys.tickets, ticket)
+    _read_mailbox(dispatcher)
+
+
+def _letter_and_ack_apart(steps: OwnerSteps, letter: Letter) -> Buried:
+    keys, link = steps._keys, steps._scripts._link
+    fields = ("usher-id", letter.id, "usher-ticket", letter.ticket, "usher-reason", letter.reason, "usher-attempts", letter.attempts)
+    link.call("XADD", keys.dead, "*", *fields)
+    steps.ack({letter.ticket: [letter.id]}, b"", 0)
+    return Buried.OK
+
+
+# ---- the bugs ----------------------------------------------------------------------------------------------------------------
+
+NO_ACK_CHECK = mutant(
+    "no owner check in ack",
+    LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end", ""),
+    LuaEdit("ack", "if record and owner ~= me then", "if false then"),
+)
+NO_EPOCH = mutant("no epoch check", LuaEdit("", "return held and string.sub(held, 1, #epoch + 1) == epoch .. ' '", "return true"))
+BY_IDLE_TIME = mutant(
+    "recovery by idle time",
+    LuaText(
+        "sweep",
+        """-- sweep: whatever nobody has touched for a while
+        local found = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], 'master', ARGV[3], ARGV[4], 'COUNT', ARGV[5], 'JUSTID')
+        local strays = {}
+        for _, id in ipairs(found[2]) do
+          for _, value in ipairs({id, redis.call('XRANGE', KEYS[1], id, id)[1][2][2], ''}) do strays[#strays + 1] = value end
+        end
+        return {'OK', found[1], strays, {}}""",
+    ),
+)
+READS_FIRST = mutant("> before recovery", Replace("master.adoption:_take_in_parked", lambda *_: None))
+RETRIES = mutant("retries on", Replace("common.redis_client:Link.call", call_again))
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``story``: ``module:function``, the cheapest that it spoils. ``plan``: a chaos scenario that may show it, for the long run."""
+
+    mutant: Mutant
+    story: str
+    plan: str = ""
+
+
+_OWN = "tests.chaos.mutants.stories:"
+_LEADER = "tests.integration.test_protocol_rules:"
+_OWNER = "tests.integration.test_protocol_rules_owner:"
+
+BUGS = (
+    Bug(NO_ACK_CHECK, _OWNER + "test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery", "K3"),
+    Bug(NO_EPOCH, _LEADER + "test_a_deposed_master_whose_read_comes_late_is_served_nothing", "K4"),
+    Bug(
+        mutant(
+            "XCLAIM apart from the index",
+            LuaEdit("hand_over", "redis.call('HSET', tickets_key, unpack(record_args, from, to))", ""),
+            Replace("master.leader_steps:LeaderSteps.hand_over", _index_afterwards),
+        ),
+        _OWN + "index_and_pending_list_change_together",
+        "K4",
+    ),
+    Bug(READS_FIRST, _LEADER + "test_a_new_leader_takes_in_what_the_last_one_had_read_before_it_reads_itself", "K4"),
+    Bug(
+        mutant("cursor dropped", CodeEdit("master.idle_sweep:IdleSweep.turn", "self._cursor = swept.cursor", "self._cursor = b'0-0'")),
+        _OWN + "the_sweep_gets_past_the_living",
+    ),
+    Bug(BY_IDLE_TIME, _LEADER + "test_the_sweep_leaves_a_living_owner_what_it_has_however_long_it_takes"),
+    Bug(
+        mutant("plain INCR for fences and epochs", LuaEdit("", "math.max(last + 1, from_clock)", "last + 1")),
+        _OWN + "fences_survive_a_redis_that_lost_its_tail",
+        "K8",
+    ),
+    Bug(
+        mutant(
+            "fence checked outside of the sink's transaction", CodeEdit("tests.chaos.rig.sink:Sink._commit", 'self._open(asked) == "fenced"', "False")
+        ),
+        _OWN + "the_sink_judges_the_fence_in_its_own_transaction",
+        "K3",
+    ),
+    Bug(
+        mutant("deliveries instead of attempts", Replace("consumer.batch_reader:BatchReader._bodies", _deliveries_are_attempts)),
+        _OWN + "neighbours_of_a_killer_are_not_charged",
+        "K12",
+    ),
+    Bug(
+        mutant(
+            "DELCONSUMER with pending entries",
+            LuaEdit("reap", "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end", ""),
+            CodeEdit("master.janitor:Janitor._reap", "names.get(incarnation, 0) or ", ""),
+        ),
+        _OWN + "nobody_is_forgotten_who_still_has_something",
+        "K2",
+    ),
+    Bug(
+        mutant(
+            "the HTTP report decides",
+            Replace("consumer.owner_steps:OwnerSteps.ack", _ack_nothing),
+            Replace("master.dispatcher:Dispatcher._read_mailbox", _reports_acknowledge),
+        ),
+        _OWN + "a_lost_report_costs_only_speed",
+        "K6",
+    ),
+    Bug(RETRIES, _LEADER + "test_entries_of_a_read_whose_reply_was_lost_are_handed_over_first", "K5"),
+    Bug(
+        mutant("trim by MAXLEN", Replace("consumer.batch_reader:trim_inbox_command", lambda inbox, first: ("XTRIM", inbox, "MAXLEN", 1))),
+        _OWN + "the_inbox_is_trimmed_by_what_was_read",
+        "K0",
+    ),
+    Bug(
+        mutant("group made again at $", CodeEdit("master.adoption:_ensure_group", "stream.create_group(again.start)", 'stream.create_group(b"$")')),
+        _OWN + "a_group_that_is_made_again_goes_on_where_it_was",
+        "K14g",
+    ),
+    Bug(
+        mutant("dead letter and XACK apart", Replace("consumer.owner_steps:OwnerSteps.dead_letter", _letter_and_ack_apart)),
+        _OWN + "a_dead_letter_and_its_message_are_never_both_there",
+        "K5",
+    ),
+)
