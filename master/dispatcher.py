@@ -129,6 +129,7 @@ class Dispatcher(Service):
         epoch = self._lead.epoch
         if epoch is None:
             self._drop_memory()
+            self._remember_position()
             return 1.0
         try:
             if self._steps is None or self._steps.epoch != epoch:
@@ -139,7 +140,7 @@ class Dispatcher(Service):
             self._unwell = None
             return wait_s
         except Fenced:
-            event(log, "fenced", level=logging.WARNING, epoch=epoch)
+            event(log, "fenced", level=logging.WARNING, epoch=epoch, last_read=self._last_read)
             self._drop_memory()
             self._lead.lost(epoch)
         except NotNow as refused:
@@ -172,6 +173,12 @@ class Dispatcher(Service):
         self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
         if self.board.tickets or self.board.consumers:
             self.board = Board(self._limits.ticket_window)
+
+    def _remember_position(self) -> None:
+        """A standby knows what the leader saved last, should that be lost together with all the rest of Redis' data."""
+        saved = self._stream.saved_position()
+        if saved is not None and saved != self._memory.noted:
+            self._memory = Memory(saved)
 
     def _begin(self, epoch: int) -> None:
         self._drop_memory()

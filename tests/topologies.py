@@ -94,8 +94,9 @@ class Server:
 
     def start(self) -> None:
         command = [str(find_redis_server()), str(self._folder / "conf"), *(["--sentinel"] if self._sentinel else [])]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
-            start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+        )
         process = self.process
 
         def answers() -> bool:
@@ -269,9 +270,7 @@ class Cluster(_Together):
     def another_than(self, server: Server) -> Server:
         return next(master for master in self.masters if master is not server)
 
-    def move_slot_of(
-        self, key: str, target: Server, meanwhile: Callable[[], object] = lambda: None, tell: Sequence[Server] | None = None
-    ) -> None:
+    def move_slot_of(self, key: str, target: Server, meanwhile: Callable[[], object] = lambda: None, tell: Sequence[Server] | None = None) -> None:
         """Move the slot of a key with all it holds, as ``redis-cli --cluster reshard`` does.
 
         ``meanwhile`` is called half-way. ``tell``: the nodes that are told at the end, the new owner first; None: all.

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 
+from common.redis_client import Link
 from tests.chaos.mutants.catalogue import BUGS, Bug
 from tests.chaos.mutants.rules import Story, story_of
 from tests.integration.actors import Stage
@@ -27,10 +28,13 @@ def test_the_story_holds_as_the_system_is(bug: Bug, redis_url: str) -> None:
 
 def _is_noticed(bug: Bug, url: str) -> str:
     """What was noticed; "" if nothing was."""
+    link = Link(url, "test:flush")
+    link.call("FLUSHALL")
+    link.close()
     with pytest.MonkeyPatch.context() as patch, Stage(url) as stage:
         bug.mutant.apply(patch.setattr)
         try:
-            _story(bug)(stage.again())
+            _story(bug)(stage)
         except (AssertionError, pytest.fail.Exception) as red:
             return str(red).strip().splitlines()[0]
     return ""

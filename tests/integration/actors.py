@@ -354,12 +354,12 @@ class MasterActor:
             self.turn()
 
     def sweep(self) -> None:
-        """A whole pass of the idle sweep, begun now."""
+        """The idle sweep to the end of its pass, without its pauses."""
         sweep = self.dispatcher._idle_sweep
-        sweep._next_s, sweep._cursor = 0.0, b"0-0"
-        for _ in range(1000):
+        for _ in range(20):
+            sweep._next_s = 0.0
             self.turn()
-            if sweep._next_s or self.dispatcher._idle_sweep is not sweep:
+            if sweep._cursor == b"0-0" or self.dispatcher._idle_sweep is not sweep:
                 return
 
     def reap(self) -> None:

@@ -12,12 +12,12 @@ import pytest
 from common.clock import now_s
 from common.errors import ReplyUnknown
 from common.message import LONGEST_TICKET
-from common.redis_client import Link
 from master.dispatcher import Dispatcher, Report
 from master.leader_steps import Found, LeaderSteps
 from master.policy.affinity import Affinity
 from master.policy.plans import HandOverPlan
-from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Replace, mutant
+from tests.chaos.mutants.catalogue import BY_IDLE_TIME, NO_EPOCH, READS_FIRST, RETRIES
+from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import MasterActor, Stage, Trouble
 from tests.integration.factories import FIELD, LEASE_MS
@@ -29,14 +29,10 @@ T = next(ticket for ticket in (b"T%d" % n for n in range(100)) if Affinity(["a",
 
 # ---- 1, 2: epochs ------------------------------------------------------------------------------------------------------------
 
-_NO_EPOCH = mutant(
-    "the epoch is not looked at",
-    LuaEdit("", "return held and string.sub(held, 1, #epoch + 1) == epoch .. ' '", "return true"),
-)
 _SAME_EPOCH = mutant("a leader in doubt drops its memory and keeps its epoch", Replace("master.elector:Lead.doubt", lambda lead, epoch: None))
 
 
-@rule(_NO_EPOCH, _SAME_EPOCH)
+@rule(NO_EPOCH, _SAME_EPOCH)
 def test_a_late_command_of_a_leaders_own_earlier_epoch_changes_nothing(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     m.link.troubles["fetch"] = Trouble.LATE
@@ -65,10 +61,7 @@ def test_a_late_election_does_not_depose_a_successor(stage: Stage) -> None:
     assert new.elect() == epoch
 
 
-_READS_FIRST = mutant("what is pending under master is not taken in", Replace("master.adoption:_take_in_parked", lambda *_: None))
-
-
-@rule(_READS_FIRST)
+@rule(READS_FIRST)
 def test_a_new_leader_takes_in_what_the_last_one_had_read_before_it_reads_itself(stage: Stage) -> None:
     """Measured without it: 2, 1."""
     a, old = stage.consumer("a"), stage.leader("m1")
@@ -137,17 +130,6 @@ class LostReply:
         return None
 
 
-_call = Link.call
-
-
-def _call_again(link: Link, *command: Any, block_s: float = 0.0) -> Any:
-    try:
-        return _call(link, *command, block_s=block_s)
-    except ReplyUnknown:
-        return _call(link, *command, block_s=block_s)
-
-
-_RETRIES = mutant("the client repeats what had no reply", Replace("common.redis_client:Link.call", _call_again))
 _NO_DOUBT = mutant(
     "a lost reply is taken for a refusal",
     CodeEdit("master.dispatcher:Dispatcher.run_once", "self._in_doubt(epoch, str(unknown))", "pass"),
@@ -155,7 +137,7 @@ _NO_DOUBT = mutant(
 )
 
 
-@rule(_RETRIES, _NO_DOUBT)
+@rule(RETRIES, _NO_DOUBT)
 def test_entries_of_a_read_whose_reply_was_lost_are_handed_over_first(stage: Stage) -> None:
     with Proxy(stage.url) as proxy:
         a, m = stage.consumer("a"), stage.leader(dispatch_url=proxy.url)
@@ -409,22 +391,7 @@ def test_a_report_of_a_former_owner_frees_nothing_of_the_new_one(stage: Stage) -
 # ---- 12: the sweep -----------------------------------------------------------------------------------------------------------
 
 
-_BY_IDLE_TIME = mutant(
-    "the sweep goes by idle time alone",
-    LuaText(
-        "sweep",
-        """-- sweep: whatever nobody has touched for a while
-        local found = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], 'master', ARGV[3], ARGV[4], 'COUNT', ARGV[5], 'JUSTID')
-        local strays = {}
-        for _, id in ipairs(found[2]) do
-          for _, value in ipairs({id, redis.call('XRANGE', KEYS[1], id, id)[1][2][2], ''}) do strays[#strays + 1] = value end
-        end
-        return {'OK', found[1], strays, {}}""",
-    ),
-)
-
-
-@rule(_BY_IDLE_TIME)
+@rule(BY_IDLE_TIME)
 def test_the_sweep_leaves_a_living_owner_what_it_has_however_long_it_takes(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     ids = stage.send(T)
@@ -442,7 +409,7 @@ def test_the_sweep_leaves_a_living_owner_what_it_has_however_long_it_takes(stage
     stage.check_done(T, ids)
 
 
-@rule(_BY_IDLE_TIME)
+@rule(BY_IDLE_TIME)
 def test_the_sweep_leaves_halted_what_waits_for_an_operator(stage: Stage) -> None:
     m = stage.leader()
     stage.send(T)
@@ -454,7 +421,7 @@ def test_the_sweep_leaves_halted_what_waits_for_an_operator(stage: Stage) -> Non
     assert stage.world.pending() == {b"halted": [found.id]}
 
 
-@rule(_NO_EPOCH)
+@rule(NO_EPOCH)
 def test_a_late_sweep_of_a_deposed_master_moves_nothing(stage: Stage) -> None:
     """What it would move to ``master`` nobody would know of."""
     old, a = stage.leader("m1"), stage.consumer("a")

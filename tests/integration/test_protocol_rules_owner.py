@@ -16,6 +16,7 @@ from common.stream_id import from_rank
 from common.streams import parse_own, read_own_command
 from consumer.context import Message
 from consumer.policy.reads import OwnRead
+from tests.chaos.mutants.catalogue import NO_ACK_CHECK
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Stage, Trouble
@@ -155,7 +156,7 @@ _NO_LEASE = LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return {'
 _NO_OWNER = LuaEdit("ack", "if record and owner ~= me then", "if false then")
 
 
-@rule(mutant("acknowledgements ask for nobody's lease or ownership", _NO_LEASE, _NO_OWNER))
+@rule(NO_ACK_CHECK)
 def test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery(stage: Stage) -> None:
     """The successor dies too; its message must still be there for the next one."""
     m, a = stage.leader(), stage.consumer("a")

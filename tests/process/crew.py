@@ -23,7 +23,7 @@ from common.errors import NotNow, ReplyUnknown
 from common.keys import Keys
 from common.redis_client import Link
 from common.stream_id import rank
-from tests.process.machine import USHER, environ_for, kill_all_of, until
+from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
 
 KEYS = Keys("ticket_stream", "concurrency_stream_group")
 #: Messages of one round trip of the producer.
@@ -33,18 +33,20 @@ _QUICK = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_
 
 
 class Crew:
-    """Programs of one system; ``with`` ends them all, however the test went."""
+    """Programs of one system, with ``folder`` as their working directory; ``with`` ends them all, however the test went."""
 
     def __init__(self, folder: Path, redis_url: str, **environ: str) -> None:
-        self.folder = folder
-        self.records = folder / "records"
-        self.records.mkdir()
-        (folder / "logs").mkdir()
+        self._home = folder
+        self.folder = folder / "crew"
+        self.records = self.folder / "records"
+        self.logs = self.folder / "logs"
+        self.records.mkdir(parents=True)
+        self.logs.mkdir()
         self._reader = RecordReader(self.records)
         self._killed_ns: dict[int, int] = {}
         self._began_ns = self._began_ms = 0
-        ours = {"USHER_REDIS_URL": redis_url, "USHER_STATE_DIR": str(folder / "state"), "USHER_DEMO_FOLDER": str(self.records)}
-        self._environ = environ_for(folder, **(_QUICK | ours | environ))
+        ours = {"USHER_REDIS_URL": redis_url, "USHER_STATE_DIR": str(self.folder / "state"), "USHER_DEMO_FOLDER": str(self.records)}
+        self._environ = environ_for(self.folder, **(_QUICK | ours | environ))
         self.masters: list[str] = []
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -55,6 +57,7 @@ class Crew:
         kill_all_of(self.folder)
         for process in self.processes.values():
             process.wait(10)
+        until(lambda: not processes_of(self.folder), 10, "all processes are gone")
 
     # ---- programs ------------------------------------------------------------------------------------------------------------
 
@@ -65,7 +68,7 @@ class Crew:
         names = list(consumers)
         for name in names:
             self.start_consumer(name, handler, **environ)
-        until(lambda: living_consumers(self.masters) >= set(names), 30, f"consumers are registered\n{self.log()}")
+        self.until(lambda: living_consumers(self.masters) >= set(names), 30, "consumers are registered")
 
     def start_master(self) -> None:
         port = quiet_port(1, random.Random())
@@ -76,9 +79,9 @@ class Crew:
         self._start(name, "consumer", USHER_CONSUMER_NAME=name, USHER_HANDLER=handler, USHER_MASTER_URLS=",".join(self.masters), **environ)
 
     def _start(self, name: str, *words: str, **environ: str) -> None:
-        with (self.folder / "logs" / name).open("ab") as log:
+        with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*USHER, *words], env=self._environ | environ, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*USHER, *words], env=self._environ | environ, cwd=self._home, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def worker_of(self, name: str) -> int:
@@ -90,6 +93,10 @@ class Crew:
         process = self.processes.pop(name)
         process.send_signal(signal.SIGTERM)
         return process.wait(within_s)
+
+    def master_at(self, url: str) -> str:
+        """The name of the master with this URL."""
+        return f"master-{self.masters.index(url) + 1}"
 
     def is_well(self) -> bool:
         return all(is_well(url)[0] for url in self.masters)
@@ -104,12 +111,12 @@ class Crew:
 
     def log(self) -> str:
         """All logs, for the message of a failed test."""
-        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-6000:]}" for file in sorted((self.folder / "logs").iterdir()))
+        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-6000:]}" for file in sorted(self.logs.iterdir()))
 
     def events(self, action: str, of: str = "") -> list[dict[str, Any]]:
         """What was logged under ``action``, by programs whose name begins with ``of``, in order of time."""
         found = []
-        for file in sorted((self.folder / "logs").glob(f"{of}*")):
+        for file in sorted(self.logs.glob(f"{of}*")):
             for line in file.read_text(errors="replace").splitlines():
                 if line.startswith("{") and (record := json.loads(line))["action"] == action and record["time_ms"] >= self._began_ms:
                     found.append(record)
@@ -135,9 +142,16 @@ class Crew:
         """Stream ids of messages whose handler has ended."""
         return {run.stream_id for run in self.executions() if run.end_ns is not None}
 
+    def until(self, condition: Callable[[], Any], within_s: float, what: str) -> None:
+        """Wait for something; when it does not come, the logs are told."""
+        try:
+            until(condition, within_s, what)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.log()}") from None
+
     def wait_until_handled(self, ids: Iterable[str], within_s: float) -> None:
         wanted = set(ids)
-        until(lambda: wanted <= self.handled(), within_s, f"{len(wanted - self.handled())} of {len(wanted)} more messages are handled\n{self.log()}")
+        self.until(lambda: wanted <= self.handled(), within_s, f"{len(wanted)} messages are handled")
 
     def wait_until_settled(self, link: Link, within_s: float = 15) -> None:
         """Nothing is pending and nothing is in processing."""
@@ -146,7 +160,7 @@ class Crew:
             pending, tickets = link.pipeline([("XPENDING", KEYS.stream, KEYS.group), ("HLEN", KEYS.tickets)])
             return isinstance(pending, list) and pending[0] == 0 and tickets == 0
 
-        until(is_settled, within_s, f"pending list and index are empty\n{self.log()}")
+        self.until(is_settled, within_s, "pending list and index are empty")
 
 
 # ---- the promise -------------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def backlog(crew: Crew, link: Link) -> Producer:
 
 def what_was_told(crew: Crew) -> dict[str, Any]:
     """The one ``group_lost`` of the leader."""
-    until(lambda: crew.events("group_lost", "master"), 15, f"the leader tells\n{crew.log()}")
+    crew.until(lambda: crew.events("group_lost", "master"), 15, "the leader tells")
     [told] = crew.events("group_lost", "master")
     return told
 
@@ -110,8 +110,9 @@ def test_a_destroyed_group_goes_on_where_it_was_and_the_repeats_are_those_that_w
     assert overlaps(executions, crew.cut_off_ns) == []
     assert not crew.events("worker_leaves"), "no consumer has lost anything"
     spanned = sum(is_between(entry_id, told["may_repeat"]) for entry_id in producer.accepted)
-    figures(seconds=time.monotonic() - began, may_repeat=spanned, repeated=len(again),
-        rejoined=sum(e["count"] for e in crew.events("entries_rejoined")))
+    figures(
+        seconds=time.monotonic() - began, may_repeat=spanned, repeated=len(again), rejoined=sum(e["count"] for e in crew.events("entries_rejoined"))
+    )
 
 
 def test_a_deleted_stream_loses_what_was_told_and_what_comes_after_is_handled(crew: Crew, link: Link) -> None:
@@ -142,7 +143,9 @@ def test_a_deleted_stream_loses_what_was_told_and_what_comes_after_is_handled(cr
 
 
 def test_an_emptied_redis_is_filled_again_and_the_loss_is_told_from_memory(crew: Crew, link: Link) -> None:
+    """Exactly if the same master leads again; a standby knows the position that was saved last, which is a second or two old."""
     producer = backlog(crew, link)
+    leader = crew.master_at(bytes(link.call("GET", KEYS.leader)).decode().rpartition(" ")[2])
     before = destroy(link, "FLUSHALL")
     began = time.monotonic()
     producer.send(200)
@@ -151,19 +154,20 @@ def test_an_emptied_redis_is_filled_again_and_the_loss_is_told_from_memory(crew:
     crew.wait_until_handled(after, within_s=40)
     seconds = time.monotonic() - began
     crew.wait_until_settled(link)
-    first, _, last = told["lost"].partition("..")
-    assert last == before.delivered
-    assert rank(first.encode()) <= rank(before.oldest_pending.encode())
+    is_exact = bool(crew.events("group_lost", leader))
     gone = set(producer.accepted) - crew.handled()
     unread = {entry_id for entry_id in gone if rank(entry_id.encode()) > rank(before.delivered.encode())}
-    assert all(is_between(entry_id, told["lost"]) for entry_id in gone - unread)
+    if is_exact:
+        first, _, last = told["lost"].partition("..")
+        assert last == before.delivered
+        assert rank(first.encode()) <= rank(before.oldest_pending.encode())
+        assert all(is_between(entry_id, told["lost"]) for entry_id in gone - unread)
     executions = crew.executions()
     assert out_of_order(executions) == []
     assert overlaps(executions, crew.cut_off_ns) == []
-    fences = [(run.start_ns, run.fence) for run in executions]
-    assert max(fence for _, fence in fences[: len(fences) // 4]) < max(fence for _, fence in fences), "numbers grow on,
-        though their last ones are lost"
-    figures(all_handled_after_s=seconds, lost=len(gone), of_these_never_read=len(unread), repeated=len(repeated(executions)))
+    early, all_fences = [run.fence for run in executions[: len(executions) // 4]], [run.fence for run in executions]
+    assert max(early) < max(all_fences), "numbers grow on, though the last ones that were given are lost"
+    figures(told_exactly=is_exact, all_handled_after_s=seconds, lost=len(gone), of_these_never_read=len(unread), repeated=len(repeated(executions)))
 
 
 def test_a_stream_that_comes_back_with_lower_ids_is_read_from_its_beginning(crew: Crew, link: Link) -> None:

@@ -42,9 +42,13 @@ def lose_power(cluster: Cluster, tail_s: float) -> int:
     cluster.redis.copy_data()
     time.sleep(tail_s)
     cluster.redis.lose_power()
+    accepted = list(cluster.producer.accepted.items())  # in the order of acceptance, all before the crash
     cluster.redis.start()
     kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
-    lost = [uid for uid, t in list(cluster.producer.accepted.items()) if t >= t0 and uid not in kept]
+    lost = [uid for uid, t in accepted if t >= t0 and uid not in kept]
+    if lost:
+        since_first = [uid for uid, _ in accepted[[uid for uid, _ in accepted].index(lost[0]) :]]
+        cluster.counts["lost_in_the_middle"] += len(since_first) - len(lost)
     # What was sent while the copy was made, or whose answer never came, may be gone too; what was accepted before may not.
     unsure = [uid for uid in set(cluster.tail.uids.values()) - kept if uid not in cluster.producer.accepted]
     cluster.history.write("lost", uids=[*lost, *unsure], why="power loss")

@@ -9,3 +9,9 @@
 
 Nothing of this is in the shipped code, and nothing in the shipped code knows of it.
 """
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("tests.chaos.mutants.stories")

@@ -37,11 +37,14 @@ _call = Link.call
 
 
 def call_again(link: Link, *command: Any, block_s: float = 0.0) -> Any:
-    """What redis-py does by default, here only once."""
+    """What redis-py does by default, here only once: it connects anew, sends again, and tells nobody."""
+    connections = link.connections
     try:
         return _call(link, *command, block_s=block_s)
     except ReplyUnknown:
-        return _call(link, *command, block_s=block_s)
+        reply = _call(link, *command, block_s=block_s)
+        link.connections = connections
+        return reply
 
 
 _bodies = BatchReader._bodies

@@ -19,15 +19,16 @@ def index_and_pending_list_change_together(stage: Stage) -> None:
     """The leader dies in the middle of a hand-over; its successor must not give the ticket to somebody else as well."""
     m, a = stage.leader(), stage.consumer("a")
     ids = stage.send(T)
-    m.turn()
-    m.link.troubles["HSET"] = Trouble.NEVER_SENT  # not there as long as it is one step
-    m.turn()
+    m.look()
+    m.link.troubles["HSET"] = Trouble.NEVER_SENT  # there is none as long as it is one step
+    for _ in range(3):
+        m.dispatcher.run_once()
     m.crash()
     stage.end_lead()
     a.read()
     run = a.start()
-    if run is not None:
-        run.succeed()
+    assert run is not None
+    run.succeed()
     assert stage.world.broken() == []
     stage.finish(stage.leader("m2"), [a])
     stage.check_done(T, ids)
@@ -41,9 +42,8 @@ def the_sweep_gets_past_the_living(stage: Stage) -> None:
     [stray] = stage.send(b"U")
     stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
     stage.world.make_idle("stranger", 10 * LEASE_MS, stray)
-    m.dispatcher._idle_sweep._next_s = 0.0
-    for _ in range(12):
-        m.turn()
+    m.sweep()
+    m.settle()
     assert stray in stage.world.pending()[a.name]
 
 

@@ -139,6 +139,7 @@ _ACTIONS = {
     "lease_revoked": "revoked",
     "lease_not_renewed": "renewals_failed",
     "turn_failed": "turns_failed",
+    "handler_hangs": "handlers_hung",
     "messages_rejected": "rejected",
     "group_lost": "group_lost",
     "registered": "incarnations",

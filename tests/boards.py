@@ -1,0 +1,55 @@
+"""Boards in the states that tests begin with, and what is done to them over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from master.policy.dispatch import Board
+from master.policy.plans import HandOverPlan, HandOverReply, TargetReply, Verdict
+
+NOW = 100.0
+
+
+def ids(*numbers: int) -> list[bytes]:
+    return [b"%d-0" % number for number in numbers]
+
+
+def board_with(*names: str, window: int = 512, slots: int = 4, capacity: int = 100) -> Board:
+    """A board with a first incarnation of each name."""
+    board = Board(window)
+    for name in names:
+        board.join(f"{name}:1", name, slots, capacity, True)
+    return board
+
+
+def arrive(board: Board, ticket: bytes, *numbers: int) -> None:
+    for entry_id in ids(*numbers):
+        assert board.arrive(entry_id, ticket)
+
+
+def planned(plan: HandOverPlan | None) -> dict[tuple[str, bytes], list[bytes]]:
+    """(incarnation, ticket) -> ids of a plan."""
+    return {} if plan is None else {(target.incarnation, part.ticket): part.ids for target in plan.targets for part in target.parts}
+
+
+def answer(plan: HandOverPlan, fence: int = 7, state: str = "OK", **facts: list[bytes]) -> HandOverReply:
+    """The same answer for all targets."""
+    target = TargetReply(state, facts.get("refused", []), facts.get("gone", []), facts.get("fresh", []))
+    return HandOverReply(fence, tuple(target for _ in plan.targets))
+
+
+def hand_over(board: Board, fence: int = 7, limit: int = 1000) -> dict[tuple[str, bytes], list[bytes]]:
+    """Plan, and have it all granted."""
+    plan = board.plan(limit, NOW)
+    if plan is not None:
+        assert board.confirm(plan, answer(plan, fence)) == Verdict()
+    return planned(plan)
+
+
+def owner_of(board: Board, ticket: bytes) -> str:
+    owner = board.tickets[ticket].owner
+    return "" if owner is None else owner.incarnation
+
+
+def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[bytes]) -> list[str]:
+    return board.acknowledged(incarnation, ticket, list(entry_ids))

@@ -1,0 +1,91 @@
+"""A script is not rolled back. So what could fail is looked at first: a key that holds something else than it should stops a step before it
+has changed anything, whichever key and whichever step it is (RELIABILITY C15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from common.errors import RedisTrouble
+from common.redis_client import CommandRefused
+from consumer.owner_steps import Letter
+from master.leader_steps import LeaderSteps, Rejected
+from tests.integration.factories import LEASE_MS, Owner, World, plan
+
+_KEYS = ("stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "lease", "inbox")
+
+
+def _stage(world: World) -> tuple[LeaderSteps, Owner, Owner]:
+    """A living owner with a ticket, a dead one with two, something parked, something unusable, something unread; some bodies are gone."""
+    leader, living, dead = world.elect(), world.join("living"), world.join("dead")
+    world.owned(leader, living, b"T", b"1-1", b"2-1", b"3-1")
+    world.owned(leader, dead, b"U", b"4-1", b"5-1")
+    world.owned(leader, dead, b"V", b"6-1")
+    world.parked(leader, b"W", b"7-1", b"8-1")
+    world.parked(leader, b"", b"9-1")
+    world.send(b"X", b"10-1")
+    world.link.call("HSET", world.keys.attempts, "1-1", 1)
+    world.delete(b"3-1", b"5-1", b"8-1")
+    world.end_lease(dead)
+    return leader, living, dead
+
+
+_Call = Callable[[World, LeaderSteps, Owner, Owner], object]
+_CALLS: dict[str, _Call] = {
+    "elect": lambda w, leader, a, b: w.scripts.run("elect", (w.keys.leader, w.keys.counters), ("http://x", LEASE_MS, str(leader.epoch))),
+    "hold_lead": lambda w, leader, a, b: w.scripts.run("hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)),
+    "fetch": lambda w, leader, a, b: leader.fetch(10),
+    "read_parked": lambda w, leader, a, b: leader.read_parked(None, 10),
+    "reject": lambda w, leader, a, b: leader.reject([Rejected(b"9-1", b"", "empty_ticket_id")]),
+    "hand_over": lambda w, leader, a, b: leader.hand_over(plan(a, {b"W": [b"7-1"]})),
+    "hand_over, going on": lambda w, leader, a, b: leader.hand_over(plan(a, {b"T": [b"7-1"]}, {b"T": w.head(b"T")})),
+    "hand_over, body gone": lambda w, leader, a, b: leader.hand_over(plan(a, {b"W": [b"7-1", b"8-1"]})),
+    "take_back": lambda w, leader, a, b: leader.take_back(b.incarnation, 10),
+    "free_tickets": lambda w, leader, a, b: leader.free_tickets("x:1", [b"U"]),
+    "sweep": lambda w, leader, a, b: leader.sweep([a.incarnation], 0, b"0-0", 100),
+    "revoke": lambda w, leader, a, b: leader.revoke(a.incarnation),
+    "reap": lambda w, leader, a, b: leader.reap("x:1", "x", b""),
+    "register": lambda w, leader, a, b: w.join("c"),
+    "renew": lambda w, leader, a, b: a.steps.renew(LEASE_MS),
+    "ack": lambda w, leader, a, b: a.steps.ack({b"T": [b"1-1"]}, b"run", 100),
+    "dead_letter": lambda w, leader, a, b: a.steps.dead_letter(Letter(b"T", b"1-1", "gave_up", "", 1, 1, 2)),
+    "drain": lambda w, leader, a, b: a.steps.drain(LEASE_MS),
+    "deregister": lambda w, leader, a, b: a.steps.deregister(),
+}
+#: Steps that may have done something when they fail, and why that is no harm.
+_HARMLESS = {
+    ("register", "consumers"): "a generation was drawn, and nobody has it",
+    ("register", "lease"): "a generation was drawn, and nobody has it",
+}
+
+
+def _key(world: World, name: str, owner: Owner) -> str:
+    keys = world.keys
+    if name in ("lease", "inbox"):
+        return keys.lease(owner.incarnation) if name == "lease" else keys.inbox(owner.incarnation)
+    return str(getattr(keys, name))
+
+
+@pytest.mark.parametrize("spoilt", _KEYS)
+@pytest.mark.parametrize("step", _CALLS)
+def test_a_key_of_the_wrong_type_stops_a_step_before_it_changed_anything(world: World, step: str, spoilt: str) -> None:
+    leader, living, dead = _stage(world)
+    key = _key(world, spoilt, living)
+    heads = {ticket: world.head(ticket) for ticket in (b"T",)}
+    world.link.call("DEL", key)
+    world.link.call("RPUSH", key, "somebody else's")
+    before = world.everything()
+    world.head = lambda ticket: heads.get(ticket, b"")  # type: ignore[method-assign]
+    try:
+        _CALLS[step](world, leader, living, dead)
+    except (CommandRefused, RedisTrouble):
+        after = world.everything()
+        if (step, spoilt) in _HARMLESS:
+            after.pop(world.keys.counters.encode()), before.pop(world.keys.counters.encode())
+        assert after == before
+    else:
+        assert world.link.call("LRANGE", key, 0, -1) == [b"somebody else's"], "it did not need this key"
+    finally:
+        world.link.call("FLUSHALL")
+        world.make_group()

@@ -1,0 +1,201 @@
+"""What the leader's board promises when consumers are lost, and when the index is read again."""
+
+from __future__ import annotations
+
+import pytest
+
+from master.policy.affinity import Affinity
+from master.policy.dispatch import Board
+from master.policy.plans import NOBODY
+from master.policy.tickets import Standing
+from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, planned
+
+
+class TestRecovery:
+    def lost(self) -> Board:
+        """c1 had 1 and 2 of T and is dead; c2 lives; 3 has arrived since."""
+        board = board_with("c1")
+        arrive(board, b"T", 1, 2)
+        hand_over(board)
+        board.join("c2:1", "c2", 4, 100, True)
+        assert board.lose("c1:1")
+        arrive(board, b"T", 3)
+        return board
+
+    def test_nothing_of_a_ticket_in_recovery_is_planned(self) -> None:
+        board = self.lost()
+        assert board.plan(1000, NOW) is None
+        board.take_in([(b"1-0", b"T")])
+        assert board.plan(1000, NOW) is None
+        assert board.room == 100, "and others may be read"
+
+    def test_what_was_recovered_goes_on_oldest_first_with_a_new_fence(self) -> None:
+        board = self.lost()
+        board.take_in([(b"1-0", b"T"), (b"2-0", b"T")])
+        assert board.recovered("c1:1") == ()
+        assert "c1:1" not in board.consumers
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        assert planned(plan) == {("c2:1", b"T"): ids(1, 2, 3)}
+        assert plan.targets[0].parts[0].believed == NOBODY
+
+    def test_what_was_acknowledged_without_a_report_does_not_run_again(self) -> None:
+        board = self.lost()
+        board.take_in([(b"2-0", b"T")])
+        board.recovered("c1:1")
+        assert hand_over(board) == {("c2:1", b"T"): ids(2, 3)}
+        assert board.in_flight == 2
+
+    def test_a_restarted_consumer_gets_its_tickets_back(self) -> None:
+        board = board_with("c1", "c2", "c3", "c4")
+        ranking = Affinity(["c1", "c2", "c3", "c4"]).ranking
+        elsewhere = [ticket for ticket in (b"T%d" % number for number in range(50)) if ranking(ticket)[0] != "c1"][:4]
+        entries = [(b"%d-0" % number, ticket) for number, ticket in enumerate(elsewhere, 1)]
+        for entry_id, ticket in entries:
+            board.set_record(ticket, b"c1:1", 7, [entry_id], NOW)
+        board.lose("c1:1")
+        board.join("c1:2", "c1", 4, 100, True)
+        board.take_in(entries)
+        board.recovered("c1:1")
+        assert {incarnation for incarnation, _ in hand_over(board)} == {"c1:2"}, "although all of them rank another one first"
+
+    def test_a_ticket_that_somebody_else_has_is_read_before_it_goes_on(self) -> None:
+        board = self.lost()
+        assert board.recovered("c1:1", [b"T"]) == (b"T",)
+        assert board.plan(1000, NOW) is None
+        board.set_record(b"T", b"returned", 7, ids(1, 2), NOW)
+        assert hand_over(board) == {("c2:1", b"T"): ids(1, 2, 3)}
+
+    def test_a_consumer_that_was_not_dead_after_all_keeps_its_tickets(self) -> None:
+        board = self.lost()
+        board.keep("c1:1")
+        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
+
+    def test_a_ticket_that_was_done_while_its_owner_seemed_dead_is_bound_to_nobody(self) -> None:
+        board = self.lost()
+        freed(board, "c1:1", b"T", ids(1, 2))
+        board.keep("c1:1")
+        board.join("c1:1", "c1", 4, 100, False)
+        assert hand_over(board) == {("c2:1", b"T"): ids(3)}
+
+    def test_what_found_no_room_goes_to_whoever_is_left_when_a_consumer_is_lost(self) -> None:
+        board = board_with("c1", capacity=1)
+        arrive(board, b"A", 1)
+        arrive(board, b"B", 2)
+        hand_over(board)
+        board.join("c1:2", "c1", 1, 5, False)
+        board.consumers["c1:2"].accepts = True  # it hides behind its dead former incarnation of the same name
+        board.lose("c1:1")
+        assert hand_over(board) == {("c1:2", b"B"): ids(2)}
+
+    def test_nobody_unknown_is_lost_or_recovered(self) -> None:
+        board = board_with("c1")
+        assert not board.lose("c9:1")
+        assert board.recovered("c9:1") == ()
+
+
+class TestRecords:
+    """Memory follows the index."""
+
+    def test_a_record_of_a_living_owner(self) -> None:
+        board = board_with("c1", "c2")
+        assert board.set_record(b"T", b"c2:1", 7, ids(1, 2), NOW) is None
+        arrive(board, b"T", 3)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        assert planned(plan) == {("c2:1", b"T"): ids(3)}
+        assert plan.targets[0].parts[0].believed == b"c2:1 7"
+
+    def test_a_record_says_what_was_acknowledged_without_a_report(self) -> None:
+        board = board_with("c1", capacity=2)
+        arrive(board, b"T", 1, 2, 3)
+        hand_over(board)
+        board.set_record(b"T", b"c1:1", 7, ids(2), NOW)
+        assert (board.in_flight, list(board.tickets[b"T"].running)) == (1, ids(2))
+        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
+
+    def test_a_returned_ticket_goes_on_with_its_lowest_entry(self) -> None:
+        board = board_with("c1")
+        board.set_record(b"T", b"c9:1", 6, ids(1, 2), NOW)
+        arrive(board, b"T", 3)
+        assert board.set_record(b"T", b"returned", 6, ids(2, 1), NOW) is None
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        assert plan.targets[0].parts[0] == (b"T", b"returned 6", ids(1, 2, 3))
+        assert plan.targets[0].parts[0].changes_owner
+
+    def test_an_owner_that_nobody_knows_is_to_be_recovered(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 2)
+        assert board.set_record(b"T", b"c9:4", 7, ids(1), NOW) == "c9:4"
+        assert board.plan(1000, NOW) is None
+        assert board.tickets[b"T"].standing is Standing.RECOVERING
+        board.take_in([(b"1-0", b"T")])
+        board.recovered("c9:4")
+        assert hand_over(board) == {("c1:1", b"T"): ids(1, 2)}
+
+    def test_a_record_that_is_read_during_a_recovery_does_not_end_it(self) -> None:
+        board = board_with("c1")
+        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
+        board.lose("c1:1")
+        assert board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW) == "c1:1"
+        assert board.tickets[b"T"].standing is Standing.RECOVERING
+
+    def test_an_owner_that_only_a_record_named_gets_nothing_before_the_roster_knows_it(self) -> None:
+        board = board_with()
+        board.set_record(b"T", b"c9:4", 7, ids(1), NOW)
+        board.keep("c9:4")
+        arrive(board, b"U", 2)
+        assert board.plan(1000, NOW) is None
+        board.join("c9:4", "c9", 4, 100, True)
+        assert hand_over(board) == {("c9:4", b"U"): ids(2)}
+
+    def test_a_stray_stays_parked_although_its_record_still_names_it(self) -> None:
+        """The sweep brings a dead owner's entries to master and leaves the index alone; they must not get lost between the two."""
+        board = board_with("c1", "c2")
+        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
+        board.take_in([(b"1-0", b"T"), (b"2-0", b"T")])
+        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
+        assert (list(board.tickets[b"T"].running), list(board.tickets[b"T"].parked)) == ([], ids(1, 2))
+        board.lose("c1:1")
+        board.recovered("c1:1")
+        assert hand_over(board) == {("c2:1", b"T"): ids(1, 2)}
+
+    @pytest.mark.parametrize("halted", ["by its record", "because its record cannot be read"])
+    def test_a_halted_ticket_does_not_move_and_stops_nobody_else(self, halted: str) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 1)
+        if halted == "by its record":
+            assert board.set_record(b"T", b"halted", 7, ids(9), NOW) is None
+        else:
+            board.halt(b"T")
+        arrive(board, b"T", 2)
+        arrive(board, b"U", 3)
+        assert hand_over(board) == {("c1:1", b"U"): ids(3)}
+        assert (board.in_flight, board.parked) == (1, 2)
+
+    def test_a_ticket_without_a_record_is_free(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 1)
+        hand_over(board)
+        board.clear_record(b"T")
+        assert (board.in_flight, b"T" in board.tickets) == (0, False)
+
+    def test_a_ticket_in_recovery_is_not_freed_by_its_missing_record(self) -> None:
+        board = board_with("c1")
+        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
+        board.lose("c1:1")
+        board.clear_record(b"T")
+        assert board.tickets[b"T"].standing is Standing.RECOVERING
+
+    def test_only_tickets_that_nobody_reported_on_are_read_again(self) -> None:
+        board = board_with("c1", "c2")
+        for number in range(10):
+            board.set_record(b"T%d" % number, b"c1:1", 7, ids(number + 1), float(number))
+        board.set_record(b"L", b"c2:1", 7, ids(99), 0.0)
+        board.lose("c2:1")
+        arrive(board, b"P", 100)
+        assert board.quiet_since(3.0, 500) == [b"T0", b"T1", b"T2"]
+        assert board.quiet_since(3.0, 2) == [b"T0", b"T1"]
+        board.acknowledged("c1:1", b"T0", ids(55))
+        assert board.quiet_since(1.0, 500) == [b"T0"], "a report that freed nothing tells nothing"
