@@ -10,6 +10,7 @@
 --- @include ticket_of
 --- @include bury
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
+redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 local stream, group = KEYS[1], ARGV[1]
 local count, field, longest = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
 local reserved, living = {master = true, halted = true}, {}

@@ -12,6 +12,7 @@
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
+redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed
 local stream, group, tickets_key, dead_one = KEYS[1], ARGV[1], KEYS[4], ARGV[3]
 local field, longest = ARGV[5], tonumber(ARGV[6])
 local rows = redis.call('XPENDING', stream, group, '-', '+', ARGV[4], dead_one)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from master.policy.plans import NOBODY, Verdict
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of, planned
+from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of
 
 
 class TestPlan:
