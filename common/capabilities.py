@@ -22,7 +22,8 @@ _SCRIPT_WITH_FLAGS = "#!lua flags=no-writes\nreturn 1"
 class Capability:
     """``has``: None means that it is not known. ``how``: the question that was asked; ``said``: Redis' words where it refused.
 
-    ``required``: Usher does not work without. ``used_for`` says what Usher does with it, ``without`` what it does instead.
+    ``required``: Usher does not work without. ``used``: it makes use of it where it is there. ``good_for`` says what it brings, ``instead``
+    what Usher does without it.
     """
 
     name: str
@@ -30,20 +31,17 @@ class Capability:
     how: str
     said: str
     required: bool
-    used_for: str
-    without: str
+    used: bool
+    good_for: str
+    instead: str
 
 
 class _Question(NamedTuple):
     name: str
     ask: tuple[Arg, ...]
     judge: Callable[[Any], bool | None]
-    used_for: str
-    without: str = ""
-
-    @property
-    def required(self) -> bool:
-        return not self.without
+    good_for: str
+    instead: str = ""
 
 
 def _is_listed(reply: Any) -> bool | None:
@@ -83,12 +81,18 @@ def _words(refused: Exception) -> str:
     return str(refused).removeprefix("Redis: ")
 
 
-def _questions(key: str) -> list[_Question]:
-    """``key`` is not there; it lies in the slot of the stream's keys and under their ACL patterns."""
+def _required(key: str) -> list[_Question]:
+    """What Usher does not work without. ``key`` is not there; it lies in the slot of the stream's keys and under their ACL patterns."""
     return [
         _Question("xautoclaim", ("XAUTOCLAIM", key, "g", "c", 0, "0-0"), _is_understood, "finding idle messages that nobody looks after"),
         _Question("xpending_idle", ("XPENDING", key, "g", "IDLE", 0, "-", "+", 1), _is_understood, "renewing a lease touches what has been idle"),
         _Question("xtrim_minid", ("XTRIM", key, "MINID", 0), _is_understood, "trimming the inbox of a consumer"),
+    ]
+
+
+def _used() -> list[_Question]:
+    """What Usher uses where it is there."""
+    return [
         _Question(
             "script_flags",
             ("EVAL", _SCRIPT_WITH_FLAGS, 0),
@@ -110,6 +114,15 @@ def _questions(key: str) -> list[_Question]:
             "counting what is not read yet",
             "entries above the last delivered id are counted, 100,000 at most",
         ),
+        _Question(
+            "acl_dryrun", ("ACL", "DRYRUN", "default", "PING"), _is_understood, "checking rights", "commands are queued in MULTI and discarded"
+        ),
+    ]
+
+
+def _not_used_yet(key: str) -> list[_Question]:
+    """What would spare Usher some work."""
+    return [
         _Question(
             "consumer_inactive",
             ("COMMAND", "DOCS", "XINFO|CONSUMERS"),
@@ -150,9 +163,6 @@ def _questions(key: str) -> list[_Question]:
             "the stream router hears which streams have changed",
             "the stream router asks all streams in turn (portable mode)",
         ),
-        _Question(
-            "acl_dryrun", ("ACL", "DRYRUN", "default", "PING"), _is_understood, "checking rights", "commands are queued in MULTI and discarded"
-        ),
     ]
 
 
@@ -161,15 +171,16 @@ def ask(link: Link, absent_key: str) -> tuple[Capability, ...]:
 
     Raises RedisTrouble when Redis cannot be reached.
     """
-    questions = _questions(absent_key)
-    replies = link.pipeline([question.ask for question in questions])
-    return (*map(_answered, questions, replies), _resp3(link))
+    groups = ((_required(absent_key), True, True), (_used(), False, True), (_not_used_yet(absent_key), False, False))
+    questions = [(question, required, used) for group, required, used in groups for question in group]
+    replies = link.pipeline([question.ask for question, _, _ in questions])
+    return (*(_answered(*asked, reply) for asked, reply in zip(questions, replies, strict=True)), _resp3(link))
 
 
-def _answered(question: _Question, reply: Any) -> Capability:
+def _answered(question: _Question, required: bool, used: bool, reply: Any) -> Capability:
     said = _words(reply) if isinstance(reply, Exception) and not isinstance(reply, GroupMissing) else ""
     how = " ".join(str(word) for word in question.ask).replace("\n", "\\n")
-    return Capability(question.name, question.judge(reply), how, said, question.required, question.used_for, question.without)
+    return Capability(question.name, question.judge(reply), how, said, required, used, question.good_for, question.instead)
 
 
 def _resp3(link: Link) -> Capability:
@@ -180,4 +191,6 @@ def _resp3(link: Link) -> Capability:
     except RedisTrouble as trouble:
         reply = trouble
     said = _words(reply) if isinstance(reply, Exception) else ""
-    return Capability("resp3", _is_done(reply), "HELLO 3", said, False, "hearing of changes on the connection that asked", "a second connection")
+    return Capability(
+        "resp3", _is_done(reply), "HELLO 3", said, False, False, "hearing of changes on the connection that asked", "a second connection"
+    )

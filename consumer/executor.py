@@ -63,6 +63,7 @@ class Executor:
         queue = lane.queue
         if not queue or not self._lease.may_start():
             return None
+        lane.forgotten = False  # what is queued now came after that
         try:
             message = queue.popleft()
         except IndexError:  # the ticket was forgotten at this moment: somebody else has it

@@ -95,7 +95,8 @@ class Incarnation:
 
     @property
     def services(self) -> list[Service]:
-        return [self.reader, self.heartbeat, self.guard, *self.pool, *self.watch, self.acker, self.reporter]
+        # The heartbeat asks whether the others live, so it begins after them and ends before.
+        return [self.reader, self.guard, *self.pool, *self.watch, self.acker, self.reporter, self.heartbeat]
 
     def start(self) -> None:
         for service in self.services:

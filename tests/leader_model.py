@@ -129,6 +129,10 @@ class RedisModel:
                 strays.append(Found(entry_id, self.ticket_of[entry_id]))
         return strays
 
+    def claim_by_hand(self, entry_id: bytes) -> None:
+        """Somebody else than the leader brings an entry to ``master``."""
+        self._claim(entry_id, MASTER)
+
     def _claim(self, entry_id: bytes, name: str) -> bool:
         """XCLAIM."""
         if entry_id in self.bodiless and self._drops_bodiless:

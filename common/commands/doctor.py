@@ -106,10 +106,11 @@ def _promise_table(rows: Iterable[Holds]) -> Table:
 
 
 def _capabilities_table(abilities: Iterable[Any]) -> Table:
-    made = _table("Capabilities", "name", "", "used for", "without it")
+    made = _table("Capabilities", "name", "", "used", "good for", "without it")
     for ability in abilities:
         has = {True: "[green]yes[/]", False: "no", None: "[cyan]not known[/]"}[ability.has]
-        made.add_row(_safe(ability.name), has, _safe(ability.used_for), _safe(ability.without or "Usher does not work"))
+        used = "yes" if ability.used else "not yet"
+        made.add_row(_safe(ability.name), has, used, _safe(ability.good_for), _safe(ability.instead or "Usher does not work"))
     return made
 
 

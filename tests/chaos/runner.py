@@ -14,6 +14,9 @@ from tests.chaos.checker.verdict import Verdict, Violation, judge
 from tests.chaos.plans import Plan
 from tests.chaos.rig.cluster import HANDLER, Cluster, Shape
 
+#: From so many runs on, what happens often must have happened.
+_MANY_RUNS = 10
+
 HEADER = (
     f"{'':5}{'scenario':32}{'runs':>4} {'messages':>8} {'starts':>7} {'again':>6} {'zombies':>7} {'fenced':>6} {'refused':>7} "
     f"{'leaders':>7} {'recovery p50/p99/max (bound) s':>31} {'violations':>10} {'seconds':>7}"
@@ -52,7 +55,7 @@ class Outcome:
             f"{self.plan.name:5}{self.plan.title:32}{self.runs:4} {f['messages']:8} {f['executions']:7} {f['redelivered']:6} {f['zombies']:7} "
             f"{f['fenced']:6} {f['refused']:7} {f['leader_changes']:7} {recovery:>31} {len(self.violations):10} {self.seconds:7.1f}"
         )
-        return told + "   " + " ".join(f"{name}={f[name]}" for name in self.plan.must)
+        return told + "   " + " ".join(f"{name}={f[name]}" for name in (*self.plan.must, *self.plan.often))
 
 
 def varied(plan: Plan, seed: int) -> Shape:
@@ -99,4 +102,6 @@ def run_seeds(plan: Plan, seeds: range, seconds: float, keep: str) -> Outcome:
             shutil.rmtree(folder)
         else:
             outcome.failures.append(f"{plan.name} ({plan.title}), seed {seed}, history and logs in {folder}:\n{verdict.told()}\n{verdict.figures}")
+    if outcome.runs >= _MANY_RUNS:
+        outcome.failures += [f"V: {name} is 0 in {outcome.runs} runs" for name in plan.often if not outcome.figures[name]]
     return outcome

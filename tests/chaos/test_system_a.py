@@ -27,7 +27,7 @@ def _for_system_a(name: str) -> Plan:
     """The plan for one master without proxies of HTTP, at a rate that it can keep up with, and without counters that it does not have."""
     plan = _BY_NAME[name]
     shape = Shape(masters=1, proxied=plan.shape.proxied & {"redis"})
-    return replace(plan, shape=shape, load=Load(rate=60, work_ms=15), must=(), tokens=False, varies=False, drain_s=5.0)
+    return replace(plan, shape=shape, load=Load(rate=40, work_ms=60), must=(), tokens=False, varies=False, drain_s=5.0)
 
 
 def _broken(name: str, report: list[str]) -> dict[str, int]:

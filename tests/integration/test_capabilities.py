@@ -60,7 +60,7 @@ def test_every_answer_says_how_it_was_asked(world: World) -> None:
     for capability in asked(world.link).values():
         assert capability.how
         assert "\n" not in capability.how
-        assert capability.used_for
+        assert capability.good_for
         assert capability.said or capability.has is not False or capability.how.startswith("COMMAND")
 
 

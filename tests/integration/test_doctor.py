@@ -118,7 +118,7 @@ def test_the_document_has_all_of_it_and_no_password(link: Link) -> None:
     assert document["verdict"] == "warn"
     assert {"check", "severity", "seen", "means", "do"} == set(document["findings"][0])
     assert {row["when"] for row in document["promise"]} >= {"redis-server is killed", "its host loses power"}
-    assert {"name", "has", "how", "used_for", "without"} <= set(document["capabilities"][0])
+    assert {"name", "has", "how", "used", "good_for", "instead"} <= set(document["capabilities"][0])
     assert ":***@" in document["redis"]
     password = link.url.split("@")[0].rpartition(":")[2]
     assert password not in done.stdout

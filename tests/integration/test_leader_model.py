@@ -53,6 +53,12 @@ class Mirror(RedisModel):
             self._link.call("XACK", self._keys.stream, self._keys.group, entry_id)
         super().finish(entry_id)
 
+    def claim_by_hand(self, entry_id: bytes) -> None:
+        self._bring_up_to_date()
+        self._link.call("XCLAIM", self._keys.stream, self._keys.group, MASTER, 0, entry_id, "JUSTID")
+        super().claim_by_hand(entry_id)
+        self._compare()
+
     def _bring_up_to_date(self) -> None:
         """Leases and bodies are changed by the walk, not by calls."""
         for incarnation in self._told.keys() | self.leases.keys():

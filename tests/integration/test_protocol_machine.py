@@ -403,15 +403,16 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.ledger.bodiless.add(entry_id)
 
     def long_silence(self, some: int) -> None:
-        """Nobody has touched anything for a while."""
+        """Nobody has touched anything for a while. What has no body stays as it is: from 7.0 on our own XCLAIM would be its end."""
         for owner, ids in self.stage.world.pending().items():
-            self.stage.world.make_idle_if_there(owner.decode(), 10 * LEASE_MS, *ids)
+            if there := [entry_id for entry_id in ids if entry_id not in self.ledger.bodiless]:
+                self.stage.world.make_idle(owner, 10 * LEASE_MS, *there)
 
     def stranger_takes_parked(self, some: int) -> None:
-        parked = self.stage.world.pending().get(MASTER, [])
+        parked = [entry_id for entry_id in self.stage.world.pending().get(MASTER, []) if entry_id not in self.ledger.bodiless]
         if parked:
             entry_id = parked[some % len(parked)]
-            self.stage.world.make_idle_if_there(STRANGER.decode(), 10 * LEASE_MS, entry_id)
+            self.stage.world.make_idle(STRANGER, 10 * LEASE_MS, entry_id)
             self.ledger.strange.add(self.ledger.ticket_of.get(entry_id))
 
     def flush_scripts(self, some: int) -> None:

@@ -84,6 +84,16 @@ class BoardMachine(RuleBasedStateMachine):
         first = some % len(ownerless)
         self.leader.take_in(self.redis.sweep(ownerless[first : first + most]))
 
+    def _left_by_the_dead(self) -> list[bytes]:
+        return [entry_id for entry_id in self._ownerless() if entry_id in self.redis.recorded(self.redis.ticket_of[entry_id])]
+
+    @precondition(lambda self: self._left_by_the_dead())
+    @rule(some=some)
+    def an_operator_brings_an_entry_of_the_dead_to_master(self, some: int) -> None:
+        """The leader hears of it at the end of the recovery, from the record."""
+        there = self._left_by_the_dead()
+        self.redis.claim_by_hand(there[some % len(there)])
+
     @precondition(lambda self: self.redis.pending)
     @rule(some=some, dropped=st.booleans())
     def a_body_is_deleted(self, some: int, dropped: bool) -> None:
@@ -354,6 +364,7 @@ class Walk:
             (8, always, lambda: machine.new_entries_arrive(rng.choices(TICKETS, k=rng.randint(1, 4)))),
             (1, always, lambda: machine.a_stranger_takes_a_new_entry(rng.choice(TICKETS))),
             (2, machine._ownerless, lambda: machine.the_sweep_finds_strays(some(), rng.randint(1, 3))),
+            (1, machine._left_by_the_dead, lambda: machine.an_operator_brings_an_entry_of_the_dead_to_master(some())),
             (1, lambda: machine.redis.pending, lambda: machine.a_body_is_deleted(some(), rng.random() < 0.5)),
             (10, ready, lambda: machine.hand_over(limit())),
             (1, ready, lambda: machine.redis_refuses_a_plan_for_the_moment(limit())),

@@ -89,10 +89,13 @@ class TestFound:
         write(project, "orders.py", text)
         assert not load_handler("orders:handle").is_async
 
-    def test_the_handlers_project_does_not_shadow_the_standard_library_or_our_own_packages(self, project: Path) -> None:
-        write(project, "json.py", "raise RuntimeError('the wrong json')")
-        write(project, "orders.py", "import json\nimport common.keys\ndef handle(message): return json.dumps(common.keys.MASTER.decode())")
-        assert load_handler("orders:handle").call("m") == '"master"'  # type: ignore[arg-type]
+    def test_the_handlers_project_does_not_shadow_the_standard_library_or_our_own_packages(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+        write(project, "colorsys.py", "raise RuntimeError('the wrong one')")
+        write(project, "orders.py", "import colorsys\nimport common.keys\ndef handle(message): return common.keys.MASTER, colorsys.ONE_SIXTH")
+        assert load_handler("orders:handle").call("m") == (b"master", 1 / 6)  # type: ignore[arg-type]
 
 
 class TestRefused:

@@ -86,6 +86,7 @@ def test_nothing_to_run_is_none_after_the_time_out(keeper: LaneKeeper) -> None:
 
 def test_a_waiting_thread_gets_what_comes(keeper: LaneKeeper) -> None:
     waiter = Waiter(keeper)
+    threading.Event().wait(0.1)
     keeper.add([messages(b"T", 1, 2)])
     lane = waiter.join()
     assert lane is not None
@@ -140,6 +141,7 @@ def test_when_handlers_are_long_every_ready_lane_runs_at_once(keeper: LaneKeeper
     monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)  # watching would take for ever
     make_slow(keeper)
     waiters = [Waiter(keeper) for _ in range(4)]
+    threading.Event().wait(0.1)
     keeper.add([messages(b"T%d" % number, number) for number in range(2, 6)])
     lanes = [waiter.join() for waiter in waiters]
     assert {lane.ticket for lane in lanes if lane is not None} == {b"T2", b"T3", b"T4", b"T5"}
@@ -150,8 +152,9 @@ def test_a_retry_is_run_at_its_time_by_a_thread_that_was_waiting_longer(keeper: 
     lane = keeper.next_lane(PATIENCE_S)
     assert lane is not None
     waiter = Waiter(keeper)
+    threading.Event().wait(0.1)  # by now it waits for much longer than the retry
     due_s = now_s() + 0.2
-    keeper.hold_until(lane, due_s)
+    keeper.retry(lane, lane.queue.popleft(), due_s)
     assert keeper.next_due_s() == due_s
     assert waiter.join() is lane
     assert due_s <= waiter.ended_s < due_s + PATIENCE_S / 2
@@ -165,6 +168,7 @@ def test_a_held_lane_wakes_somebody_when_it_is_let_go(keeper: LaneKeeper) -> Non
     keeper.hold(lane)
     keeper.add([messages(b"T", 2)])
     waiter = Waiter(keeper)
+    threading.Event().wait(0.1)
     assert keeper.take_now() is None
     keeper.let_go([lane])
     assert waiter.join() is lane
@@ -181,8 +185,11 @@ class TestPause:
 
     def test_waiting_threads_come_back_at_once(self, keeper: LaneKeeper) -> None:
         waiters = [Waiter(keeper) for _ in range(3)]
+        threading.Event().wait(0.1)
+        began_s = now_s()
         keeper.pause()
         assert [waiter.join() for waiter in waiters] == [None, None, None]
+        assert now_s() - began_s < PATIENCE_S / 2
 
     def test_a_thread_that_watches_the_runner_takes_nothing_when_the_pause_wakes_it(
         self, keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +220,7 @@ def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(keeper: 
     keeper.add([messages(b"T", 1)])
     lane = keeper.take_now()
     assert lane is not None
-    keeper.hold_until(lane, now_s())
+    keeper.retry(lane, lane.queue.popleft(), now_s())
     assert keeper.take_now() is lane
     keeper.hold(lane)
     keeper.let_go([lane])
@@ -251,8 +258,7 @@ class Crowd:
             self._note(lane.ticket, rng)
             how = rng.random()
             if how < 0.1:
-                lane.queue.appendleft(message)
-                self._keeper.hold_until(lane, now_s() + 0.001)
+                self._keeper.retry(lane, message, now_s() + 0.001)
                 return
             with self._lock:
                 self.handled[lane.ticket].append(message.stream_id)

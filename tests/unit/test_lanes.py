@@ -75,6 +75,15 @@ class TestOrder:
         lane.merge_early()
         assert numbers(lane.queue) == [2, 6]
 
+    def test_what_comes_after_late_arrivals_were_put_in_is_compared_with_the_highest_of_them(self) -> None:
+        board = filled(T=entries(5))
+        board.add(b"T", entries(2, 9))
+        lane = taken(board)
+        assert lane.queue.popleft().number == 2
+        board.add(b"T", entries(8))
+        lane.merge_early()
+        assert numbers(lane.queue) == [5, 8, 9]
+
     def test_ids_are_compared_as_numbers(self) -> None:
         board: LaneBoard[Entry] = LaneBoard()
         board.add(b"T", [Entry(b"9-10")])
@@ -127,7 +136,7 @@ class TestRelease:
     def test_a_retry_waits_for_its_time_with_its_whole_ticket(self) -> None:
         board = filled(T=entries(1, 2), U=entries(3))
         lane = taken(board)
-        board.hold_until(lane, 10.0)
+        board.retry(lane, lane.queue.popleft(), 10.0)
         assert taken(board).ticket == b"U"
         assert board.wake_due(9.9) == 10.0
         assert board.take() is None
@@ -184,6 +193,20 @@ class TestForget:
         board.release(lane)
         assert numbers(taken(board).queue) == [2]
 
+    def test_what_failed_while_its_ticket_was_forgotten_is_not_tried_again_and_what_came_since_is_run(self) -> None:
+        board = filled(T=entries(1, 2))
+        lane = taken(board)
+        failed = lane.queue.popleft()
+        board.forget(b"T")
+        board.add(b"T", entries(3))
+        board.retry(lane, failed, 10.0)
+        assert board.unknown([b"1-0"]) == [b"1-0"]
+        again = taken(board)
+        assert numbers(again.queue) == [3]
+        board.retry(again, again.queue.popleft(), 10.0)
+        assert board.wake_due(10.0) is None
+        assert numbers(taken(board).queue) == [3], "that failure is its own"
+
     def test_a_ticket_that_nobody_has_can_be_forgotten(self) -> None:
         filled(T=entries(1)).forget(b"U")
 
@@ -225,6 +248,7 @@ class Consumer:
         self.unacknowledged: list[Entry] = []
         self.last_id = 100
         self.ever: set[int] = set()
+        self.forgotten: set[int] = set()  # of those that ran when their ticket was forgotten
 
     def moves(self) -> list[Callable[[], None]]:
         often = [self.hand_over, self.take, self.end, self.end]
@@ -235,7 +259,7 @@ class Consumer:
         ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
         self.last_id += 10
         low = self.last_id - self.rng.choice([0, 0, 0, 35])
-        fresh = {b"%d-0" % number for number in range(low, low + self.rng.randint(1, 4)) if number not in self.ever}
+        fresh = {b"%d-0" % number for number in {*range(low, low + self.rng.randint(1, 4)), self.last_id} - self.ever}
         known = self.rng.sample(sorted(self.board.held_ids), min(len(self.board.held_ids), 2))
         unknown = self.board.unknown([*fresh, *known])
         assert set(unknown) == fresh
@@ -258,6 +282,7 @@ class Consumer:
             lane.merge_early()
         if not lane.queue:
             return None
+        lane.forgotten = False  # as the executor does: what is queued now came after that
         message = lane.queue.popleft()
         assert message.number == min(self.added[lane.ticket])
         return message
@@ -272,8 +297,9 @@ class Consumer:
             return
         how = self.rng.choice(["goes on", "goes on", "released", "held", "retried"])
         if how == "retried":
-            lane.queue.appendleft(message)
-            self.board.hold_until(lane, self.now_s + self.rng.choice([0.0, 1.0, 5.0]))
+            if message.number in self.forgotten:
+                self.added[lane.ticket].remove(message.number)
+            self.board.retry(lane, message, self.now_s + self.rng.choice([0.0, 1.0, 5.0]))
             return
         self.added[lane.ticket].remove(message.number)
         if how == "held":
@@ -302,9 +328,10 @@ class Consumer:
         assert due_s is None or due_s > self.now_s
 
     def forget(self) -> None:
-        """Somebody else has a ticket now; what runs of it cannot be called back."""
+        """Somebody else has a ticket now; what runs of it cannot be called back, but it is not started again."""
         ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
         self.added[ticket] = [message.number for lane, message in self.running if lane.ticket == ticket and message is not None]
+        self.forgotten.update(self.added[ticket])
         self.board.forget(ticket)
 
     def check(self) -> None:

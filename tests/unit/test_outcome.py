@@ -23,7 +23,7 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.parametrize(
-    ("raised", "attempt", "decision"),
+    ("raised", "failures", "decision"),
     [
         (GiveUp("never"), 1, Bury("gave_up", "GiveUp: never")),
         (GiveUp("never"), 99, Bury("gave_up", "GiveUp: never")),
@@ -34,19 +34,20 @@ class Unspeakable(Exception):
         (ValueError("bad"), 2, TryAgain(1.0)),
         (ValueError("bad"), 3, Bury("attempts_exhausted", "ValueError: bad")),
         (ValueError("bad"), 4, Bury("attempts_exhausted", "ValueError: bad")),
+        (GiveUp("caf\udce9"), 1, Bury("gave_up", "GiveUp: caf\\udce9")),
         (SystemExit(3), 1, TryAgain(0.5)),
         (SystemExit(3), 3, Bury("attempts_exhausted", "SystemExit: 3")),
         (Unspeakable(), 3, Bury("attempts_exhausted", "Unspeakable: (its text cannot be had: ValueError)")),
         (Unspeakable(), 1, TryAgain(0.5)),
     ],
 )
-def test_each_row_of_the_table(raised: BaseException, attempt: int, decision: TryAgain | Bury) -> None:
-    assert decide(raised, attempt, POLICY, Lowest()) == decision
+def test_each_row_of_the_table(raised: BaseException, failures: int, decision: TryAgain | Bury) -> None:
+    assert decide(raised, failures, POLICY, Lowest()) == decision
 
 
-def test_the_wait_grows_with_the_attempts_up_to_the_cap() -> None:
+def test_the_wait_grows_with_the_failures_up_to_the_cap() -> None:
     policy = RetryPolicy(max_attempts=10, base_s=1.0, cap_s=3.0)
-    waits = [decide(OSError(), attempt, policy, Lowest()) for attempt in range(1, 6)]
+    waits = [decide(OSError(), failures, policy, Lowest()) for failures in range(1, 6)]
     assert waits == [TryAgain(0.5), TryAgain(1.0), TryAgain(1.5), TryAgain(1.5), TryAgain(1.5)]
 
 

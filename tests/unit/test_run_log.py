@@ -21,7 +21,9 @@ def test_what_a_consumer_notes_an_auditor_reads() -> None:
 
 
 def test_a_record_is_one_object_of_columns() -> None:
-    record = orjson.loads(encode("c1:9", FINISHED))
+    encoded = encode("c1:9", FINISHED)
+    assert b'"fences":[1795215518421818,7]' in encoded
+    record = orjson.loads(encoded)
     assert record["consumer"] == "c1:9"
     assert {name: len(column) for name, column in record.items() if name != "consumer"} == dict.fromkeys(
         ("ids", "tickets", "fences", "attempts", "start_us", "end_us"), 2

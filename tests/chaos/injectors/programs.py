@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Sequence
 
@@ -56,9 +55,17 @@ def pause(cluster: Cluster, names: Sequence[str], seconds: float, recover: str =
             cluster.fault("pause", t0, now_ns(), who, recover if seconds > lease_s else "", bound_s=lease_s + SLACK_S)
 
 
+def find_leader(cluster: Cluster, within_s: float = 3.0) -> str:
+    """The name of the master that leads; waits a while for one."""
+    until_s = time.monotonic() + within_s
+    while not (name := cluster.leader()) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return name
+
+
 def kill_leader(cluster: Cluster) -> None:
     """kill -9 of the leader's working process."""
-    name = cluster.leader()
+    name = find_leader(cluster)
     if name and cluster.program(name).worker:
         t = now_ns()
         cluster.restarter.kill(cluster.program(name).worker, cluster.program(name).who)
@@ -67,7 +74,7 @@ def kill_leader(cluster: Cluster) -> None:
 
 def pause_leader(cluster: Cluster, seconds: float) -> None:
     """SIGSTOP of the leader for longer than its lease."""
-    name = cluster.leader()
+    name = find_leader(cluster)
     if name:
         cluster.counts["pause_leader"] += 1
         pause(cluster, [name], seconds, "service")
@@ -95,6 +102,13 @@ def wait_until_back(cluster: Cluster, name: str, within_s: float = 15.0) -> None
         time.sleep(0.02)
 
 
-def some(rng: random.Random, names: Sequence[str], most: int) -> list[str]:
-    """One to ``most`` of the names."""
-    return rng.sample(list(names), rng.randint(1, min(most, len(names))))
+def at_work(cluster: Cluster, count: int, within_s: float = 0.3) -> list[str]:
+    """So many consumers that have something in processing right now: a fault of an idle one shows nothing. The seed decides among equals."""
+    names = cluster.rng.sample(cluster.consumer_names, len(cluster.consumer_names))
+    until_s = time.monotonic() + within_s
+    while True:
+        pending = cluster.state.pending_by_name()
+        busy = {name: sum(size for owner, size in pending.items() if owner.partition(":")[0] == name) for name in names}
+        chosen = sorted(names, key=lambda name: busy[name] < 2)[:count]
+        if all(busy[name] >= 2 for name in chosen) or time.monotonic() > until_s:
+            return chosen

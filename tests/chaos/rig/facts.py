@@ -58,13 +58,12 @@ class State:
             return self.pending() == 0 and self.lag() == 0
         return False
 
-    def owner_count(self, name: str) -> int:
-        """Entries pending for a name of the group."""
+    def pending_by_name(self) -> dict[str, int]:
+        """Entries pending for each name of the group."""
         with contextlib.suppress(Refused, Unknown):
-            for row in map(mapping, self.call("XINFO", "CONSUMERS", STREAM, GROUP)):
-                if row[b"name"] == name.encode():
-                    return int(row[b"pending"])
-        return 0
+            rows = map(mapping, self.call("XINFO", "CONSUMERS", STREAM, GROUP))
+            return {row[b"name"].decode(): int(row[b"pending"]) for row in rows}
+        return {}
 
     def leader_url(self) -> str:
         """Where the leader says that it is reached; "" when nobody leads."""

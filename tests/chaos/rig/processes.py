@@ -125,27 +125,29 @@ class Restarter:
         """End everything, the programs ``first`` before the others. Whether all ended by themselves."""
         for program in self.programs.values():
             program.wanted = False
-        clean = True
-        others = [name for name in self.programs if name not in first]
-        for names in (first, others):
-            for name in names:
-                process = self.programs[name].process
-                if process is not None and grace_s:
-                    process.terminate()
-            deadline_s = time.monotonic() + grace_s
-            for name in names:
-                process = self.programs[name].process
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    if process is not None:
-                        process.wait(max(0.0, deadline_s - time.monotonic()))
-                clean = clean and (process is None or process.poll() is not None)
-                self._end(self.programs[name])
-        self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join(5)
+        try:
+            others = [name for name in self.programs if name not in first]
+            clean = [self._stop_some(names, grace_s) for names in (list(first), others)]
+        finally:
+            for program in self.programs.values():
+                self._end(program)
+            self._ending.set()
+            if self._thread.ident is not None:
+                self._thread.join(5)
         for program in self.programs.values():
             self._note_death(program)
-        return clean
+        return all(clean)
+
+    def _stop_some(self, names: Sequence[str], grace_s: float) -> bool:
+        """SIGTERM to these, if there is any time at all; whether they ended by themselves."""
+        processes = [process for name in names if (process := self.programs[name].process) is not None]
+        for process in processes if grace_s else ():
+            process.terminate()
+        deadline_s = time.monotonic() + grace_s
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+        return all(process.poll() is not None for process in processes)
 
     # ---- its thread ----------------------------------------------------------------------------------------------------------
 
@@ -195,13 +197,14 @@ class Restarter:
             self._history.write("die", who=program.who, t=program.seen_ns)
 
     def _end(self, program: Program) -> None:
-        """Kill it with its workers: stopped ones too."""
-        for pid in sorted(program.workers):
-            if _is_ours(pid, program):
-                _signal(pid, signal.SIGKILL)
+        """Kill it with its workers, stopped ones too. The arbiter first: it would start another worker."""
+        program.workers.add(program.find_worker())
         if program.process is not None:
             program.process.kill()
             program.process.wait()
+        for pid in sorted(program.workers - {0}):
+            if _is_ours(pid, program):
+                _signal(pid, signal.SIGKILL)
 
 
 def _is_ours(pid: int, program: Program) -> bool:
