@@ -14,6 +14,8 @@ from tests.chaos.checker.verdict import Verdict, Violation, judge
 from tests.chaos.plans import Plan
 from tests.chaos.rig.cluster import HANDLER, Cluster, Shape
 
+#: Tries until a fault bites, and what is added to the seed for the next one.
+_TRIES, _OTHER_SEED = 3, 1000
 #: From so many runs on, what happens often must have happened.
 _MANY_RUNS = 10
 
@@ -88,20 +90,37 @@ def run(plan: Plan, seed: int, seconds: float, folder: Path, system: type[Cluste
 
 
 def run_seeds(plan: Plan, seeds: range, seconds: float, keep: str) -> Outcome:
-    """Runs with all seeds. The folders of those that failed are kept, and named in ``failures``; the others go."""
+    """Runs with all seeds. The folders of those that failed are kept, and named in ``failures``; the others go.
+
+    A run in which the fault did not bite proves nothing: it is made again with another seed, and fails when it never bites.
+    """
     outcome = Outcome(plan)
     for seed in seeds:
-        folder = Path(tempfile.mkdtemp(prefix=f"chaos-{plan.name}-{seed}-", dir=keep or None))
-        began = time.monotonic()
-        try:
-            verdict = run(plan, seed, max(seconds, plan.seconds), folder)
-        except Exception as problem:
-            raise RuntimeError(f"{plan.name}, seed {seed}: the run itself failed; its files are in {folder}") from problem
-        outcome.add(verdict, time.monotonic() - began)
-        if verdict.ok:
-            shutil.rmtree(folder)
-        else:
-            outcome.failures.append(f"{plan.name} ({plan.title}), seed {seed}, history and logs in {folder}:\n{verdict.told()}\n{verdict.figures}")
+        for attempt in range(_TRIES):
+            told = _one(outcome, plan, seed + attempt * _OTHER_SEED, seconds, keep, is_last=attempt == _TRIES - 1)
+            if told is None:
+                continue
+            outcome.failures += told
+            break
     if outcome.runs >= _MANY_RUNS:
         outcome.failures += [f"V: {name} is 0 in {outcome.runs} runs" for name in plan.often if not outcome.figures[name]]
     return outcome
+
+
+def _one(outcome: Outcome, plan: Plan, seed: int, seconds: float, keep: str, is_last: bool) -> list[str] | None:
+    """One run, added to ``outcome``. Its failures, or None when the fault did not bite and there is another try."""
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-{plan.name}-{seed}-", dir=keep or None))
+    began = time.monotonic()
+    try:
+        verdict = run(plan, seed, max(seconds, plan.seconds), folder)
+    except Exception as problem:
+        raise RuntimeError(f"{plan.name}, seed {seed}: the run itself failed; its files are in {folder}") from problem
+    did_not_bite = bool(verdict.violations) and all(violation.rule == "V" for violation in verdict.violations)
+    if did_not_bite and not is_last:
+        shutil.rmtree(folder)
+        return None
+    outcome.add(verdict, time.monotonic() - began)
+    if verdict.ok:
+        shutil.rmtree(folder)
+        return []
+    return [f"{plan.name} ({plan.title}), seed {seed}, history and logs in {folder}:\n{verdict.told()}\n{verdict.figures}"]
