@@ -37,7 +37,7 @@ def load_handler(spec: str) -> Handler:
         sys.path.append(os.getcwd())  # behind our own packages: a handler's project must not shadow them
     try:
         module = importlib.import_module(module_name)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise HandlerUnusable(_told(spec, module_name, problem)) from problem
     target: Any = module
     for part in attribute.split("."):
@@ -47,6 +47,7 @@ def load_handler(spec: str) -> Handler:
     if not callable(target):
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
     _check_one_argument(spec, target)
+    _check_runs(spec, target)
     return Handler(target, inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)), spec)  # noqa: B004
 
 
@@ -57,6 +58,13 @@ def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: it must take exactly one argument, the message") from None
     except ValueError:
         pass  # a builtin without a signature: it will show
+
+
+def _check_runs(spec: str, target: Callable[..., Any]) -> None:
+    """Calling a generator runs nothing of its body: every message would count as handled."""
+    for function in (target, getattr(target, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise HandlerUnusable(f"USHER_HANDLER={spec}: it is a generator (there is a yield in it), so calling it would run nothing of it")
 
 
 def _check_clash(module_name: str) -> None:
@@ -72,7 +80,7 @@ def _check_clash(module_name: str) -> None:
             )
 
 
-def _told(spec: str, module_name: str, problem: Exception) -> str:
+def _told(spec: str, module_name: str, problem: BaseException) -> str:
     missing = getattr(problem, "name", None) or ""
     first = missing.partition(".")[0]
     if isinstance(problem, ImportError) and first in ("common", "master", "consumer"):

@@ -127,7 +127,8 @@ class LeaderSteps:
     def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
         """Free the records of a dead incarnation's tickets; None when it is not over with it."""
         keys = self._keys
-        reply = self._run("free_tickets", (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets), (incarnation, *tickets))
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        reply = self._run("free_tickets", script_keys, (incarnation, *tickets))
         return Freed(reply[1], [(found.id, found.ticket or b"") for found in _found(reply[2])]) if reply[0] == b"OK" else None
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -40,7 +41,8 @@ class Running:
 
     def wait_until_up(self, count: int = 1) -> Running:
         worker = self.wait_for("listening", count)
-        self._family.append(psutil.Process(worker["pid"]))
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has left already
+            self._family.append(psutil.Process(worker["pid"]))
         return self
 
     @property

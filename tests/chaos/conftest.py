@@ -19,7 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos")
     group.addoption("--seeds", type=int, default=1, help="runs of each chaos scenario, each with another seed (default 1)")
     group.addoption("--first-seed", type=int, default=1, help="the first seed (default 1)")
-    group.addoption("--seconds", type=float, default=0.0, help="seconds of faults per run (default: what the scenario needs)")
+    group.addoption("--seconds", type=float, default=0.0, help="seconds of faults per run (at least what the scenario needs, the default)")
+    group.addoption("--mutants", action="store_true", help="also run chaos scenarios with each of the 15 bugs put back")
     group.addoption("--keep", default="", help="folder that keeps the histories of failed runs (default: a new temporary folder)")
 
 

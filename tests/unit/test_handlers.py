@@ -116,6 +116,7 @@ class TestRefused:
             ("import not_installed", "ModuleNotFoundError: No module named 'not_installed'"),
             ("1 / 0", "ZeroDivisionError: division by zero"),
             ("def handle(message:", "SyntaxError: '(' was never closed (orders.py, line 1)"),
+            ("import sys\nsys.exit('usage: orders FILE')", "SystemExit: usage: orders FILE"),
             ("from os import nothing_like_that", "ImportError: cannot import name 'nothing_like_that' from 'os'"),
         ],
     )
@@ -137,6 +138,20 @@ class TestRefused:
     def test_a_function_that_does_not_take_one_argument(self, project: Path, kind: str, signature: str) -> None:
         write(project, "orders.py", f"{kind} {signature}: ...")
         assert refusal("orders:handle") == "USHER_HANDLER=orders:handle: it must take exactly one argument, the message"
+
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "def handle(message): yield message",
+            "async def handle(message): yield message",
+            "class Handle:\n    def __call__(self, message): yield message\nhandle = Handle()",
+        ],
+    )
+    def test_a_generator_of_which_calling_it_would_run_nothing(self, project: Path, text: str) -> None:
+        """Each of its messages would count as handled."""
+        write(project, "orders.py", text)
+        assert "it is a generator" in refusal("orders:handle")
 
 
 class TestClash:

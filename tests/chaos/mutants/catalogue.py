@@ -116,6 +116,11 @@ class Bug:
     story: str
     plan: str = ""
 
+    @property
+    def is_of_the_rig(self) -> bool:
+        """Whether it is in what the tests themselves run."""
+        return any(isinstance(edit, CodeEdit) and edit.target.startswith("tests.") for edit in self.mutant.edits)
+
 
 _OWN = "tests.chaos.mutants.stories:"
 _LEADER = "tests.integration.test_protocol_rules:"
