@@ -36,6 +36,7 @@ def needed(keys: Keys) -> list[Command]:
         ("XAUTOCLAIM", stream, group, MASTER, 0, "0-0"),
         ("XPENDING", stream, group),
         ("XRANGE", stream, "-", "+", "COUNT", 1),
+        ("XREVRANGE", keys.dead, "+", "-", "COUNT", 1),
         ("XLEN", stream),
         ("XTRIM", inbox, "MINID", "0"),
         ("XDEL", keys.dead, "0-1"),

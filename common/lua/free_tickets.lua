@@ -20,7 +20,7 @@ local letters
 local function has_letter(id)
   if not letters then
     letters = {}
-    for _, letter in ipairs(redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 5000)) do letters[letter[2][2]] = true end
+    for _, letter in ipairs(redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 200)) do letters[letter[2][2]] = true end
   end
   return letters[id]
 end

@@ -24,12 +24,18 @@ _ROOT = Path(__file__).parents[2]
 _ON_PATH = Path(__file__).parent / "mutants" / "on_path"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "bug" in metafunc.fixturenames:
+        is_story = "redis_url" in metafunc.fixturenames
+        bugs = [bug for bug in BUGS if is_story or (bug.plan and metafunc.config.getoption("mutants", False))]
+        metafunc.parametrize("bug", bugs, ids=[bug.mutant.name for bug in bugs])
+
+
 def _story(bug: Bug) -> Story:
     module, _, name = bug.story.partition(":")
     return story_of(getattr(importlib.import_module(module), name))
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.mutant.name)
 def test_the_story_holds_as_the_system_is(bug: Bug, redis_url: str) -> None:
     with Stage(redis_url) as stage:
         _story(bug)(stage)
@@ -61,13 +67,8 @@ def test_the_bugs_are_noticed(redis_url: str, chaos_report: list[str]) -> None:
 @pytest.mark.chaos
 @pytest.mark.process
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.plan], ids=lambda bug: bug.mutant.name)
-def test_a_chaos_scenario_runs_with_the_bug(
-    bug: Bug, request: pytest.FixtureRequest, tmp_path_short: Path, monkeypatch: pytest.MonkeyPatch, chaos_report: list[str]
-) -> None:
+def test_a_chaos_scenario_runs_with_the_bug(bug: Bug, tmp_path_short: Path, monkeypatch: pytest.MonkeyPatch, chaos_report: list[str]) -> None:
     """Whether it turns red is told, not asserted: faults come by chance, and what a scenario misses a story has noticed for certain."""
-    if not request.config.getoption("mutants", False):
-        pytest.skip("long: --mutants")
     plan = next(plan for plan in PLANS if plan.name == bug.plan)
     environ = {"PYTHONPATH": os.pathsep.join((str(_ON_PATH), str(_ROOT))), "USHERS_MUTANT": bug.mutant.name}
     if bug.is_of_the_rig:

@@ -52,7 +52,7 @@ _MEANWHILE = [
     "work",
 ]
 #: (before which call of the turn, what, some).
-_MOVES = st.lists(st.tuples(st.integers(0, 6), st.sampled_from(_MEANWHILE), _SOME), max_size=3)
+_MOVES = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(_MEANWHILE), _SOME), max_size=3)
 _LIFE = ["register", "register", "register_again", "renew", "lease_ends", "crash", "crash_and_lease_ends", "lease_of_the_dead_ends", "revoke"]
 _LEAD = ["elect", "end_lead", "master_crashes", "leader_crashes", "late_commands_arrive", "several_turns"]
 _BEHIND = ["sweep", "reap", "long_silence", "stranger_takes_parked", "delete_body", "flush_scripts", "full_memory", "send_unusable"]
@@ -118,13 +118,18 @@ class ProtocolMachine(RuleBasedStateMachine):
             master.turn()
         master.link.troubles = {}
 
-    @rule(some=_SOME, count=st.integers(0, 4), trouble=st.sampled_from([None, None, None, "XREAD", "PIPELINE"]))
-    def a_consumer_reads_and_starts(self, some: int, count: int, trouble: str | None) -> None:
+    @rule(
+        some=_SOME,
+        count=st.integers(0, 4),
+        trouble=st.sampled_from([None, None, None, "XREAD", "PIPELINE"]),
+        meanwhile=st.sampled_from(["", "", "several_turns", "lease_ends", "usurp"]),
+    )
+    def a_consumer_reads_and_starts(self, some: int, count: int, trouble: str | None, meanwhile: str) -> None:
         consumer = self._consumer(some)
         if consumer is None:
             return
         consumer.read_link.troubles = {trouble: Trouble.REPLY_LOST} if trouble else {}
-        with contextlib.suppress(RedisTrouble):
+        with contextlib.suppress(RedisTrouble), self._meanwhile(consumer.read_link, [(1, meanwhile, some)] if meanwhile else []):
             consumer.read()
         consumer.read_link.troubles = {}
         for _ in range(count):
@@ -277,6 +282,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.master_crashes(some)
         self.stage.end_lead()
         self.elect(some)
+
+    def usurp(self, some: int) -> None:
+        """The lead passes to another master, and it begins at once."""
+        self.stage.end_lead()
+        usurper = self.masters[MASTERS[some % len(MASTERS)]]
+        if usurper.lead.epoch is None:
+            usurper.look()
+            usurper.turn()
 
     def sweep(self, some: int) -> None:
         self._master(some).sweep()

@@ -436,3 +436,16 @@ def test_a_late_sweep_of_a_deposed_master_moves_nothing(stage: Stage) -> None:
     new.sweep()
     stage.finish(new, [a])
     stage.check_done(T, [first])
+
+
+@rule(mutant("what the sweep finds is told later", CodeEdit("master.idle_sweep:IdleSweep.turn", "board.take_in(usable)", "pass")))
+def test_what_the_sweep_finds_is_known_before_a_later_entry_of_its_ticket_is_handed_over(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    [first] = stage.send(T)
+    stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
+    stage.world.make_idle("stranger", 10 * LEASE_MS, first)
+    [second] = stage.send(T)
+    m.look()
+    m.sweep()
+    stage.finish(m, [a])
+    stage.check_done(T, [first, second])
