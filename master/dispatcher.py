@@ -188,7 +188,6 @@ class Dispatcher(Service):
         started = now_s()
         adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, self._memory, self.made_progress)
         self.board, self._members = adopted.board, adopted.members
-        self._memory = Memory()  # what an earlier lead of ours noted is older than what others did since; the next save begins it anew
         self._last_read = adopted.last_delivered
         self._steps = steps
         self._dry_since_s = 0.0
