@@ -267,6 +267,16 @@ class Cluster(_Together):
         port = next(owner[1] for first, last, owner, *_ in up.link.call("CLUSTER", "SLOTS") if first <= slot <= last)
         return next(server for server in self.servers if server.port == port)
 
+    def _agree(self) -> bool:
+        """Moves that follow each other faster than the nodes talk can leave them at odds for good: each claims its slots with an epoch, and
+        one that takes a slot back without having heard of the epoch it was lost in claims it with too low a one."""
+        views = set()
+        for server in self.servers:
+            if server.process is not None:
+                nodes = (line.split() for line in server.link.call("CLUSTER", "NODES").decode().splitlines())
+                views.add(tuple(sorted((words[0], words[6], *words[8:]) for words in nodes)))
+        return len(views) == 1
+
     def another_than(self, server: Server) -> Server:
         return next(master for master in self.masters if master is not server)
 
@@ -275,6 +285,7 @@ class Cluster(_Together):
 
         ``meanwhile`` is called half-way. ``tell``: the nodes that are told at the end, the new owner first; None: all.
         """
+        until(self._agree, "all nodes agree on who has what, and since when")
         slot, source = key_slot(key.encode()), self.owner_of(key)
         target.link.call("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         source.link.call("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
