@@ -86,6 +86,11 @@ def zombies(cluster: Cluster, seconds: float) -> None:
         time.sleep(0.5 * lease_s)
 
 
+def deleted_leases(cluster: Cluster, seconds: float) -> None:
+    for _ in _rounds(seconds, 1.2):
+        redis_faults.delete_lease(cluster, programs.at_work(cluster, 1)[0])
+
+
 def leader_loss(cluster: Cluster, seconds: float) -> None:
     lease_s = cluster.shape.leader_lease_s
     for number in _rounds(seconds, 2 * lease_s + programs.SLACK_S):
@@ -351,6 +356,7 @@ PLANS: tuple[Plan, ...] = (
     Plan("K2", "consumer kills", consumer_kills, ("kill", "unproven_kills", "redelivered", "recoveries"), strict=True),
     # Two of three are paused: what is left must be able to carry the load, else it is not recovery that takes long.
     Plan("K3", "zombies", zombies, ("pause", "zombies", "redelivered"), often=("fenced", "refused"), load=Load(rate=60, work_ms=60)),
+    Plan("K3d", "leases deleted", deleted_leases, ("lease_deleted", "redelivered", "refused"), often=("zombies", "fenced"), brief=False),
     Plan("K4", "leader killed or paused", leader_loss, ("kill_leader", "pause_leader", "leader_changes", "leaders_fenced"), strict=True, seconds=6.0),
     Plan(
         "K5",

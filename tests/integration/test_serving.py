@@ -157,8 +157,16 @@ def test_the_frames_of_the_parent_unwind_once(start: Callable[..., Running]) -> 
 def _keep_alive(running: Running) -> socket.socket:
     connection = running.connect()
     connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert b"keep-alive" in connection.recv(4096)
+    assert b"keep-alive" in _received(connection, b"}\n")
     return connection
+
+
+def _received(connection: socket.socket, until: bytes) -> bytes:
+    """All that comes up to ``until``: head and body of an answer are sent apart, and may arrive so."""
+    answered = b""
+    while until not in answered and (received := connection.recv(4096)):
+        answered += received
+    return answered
 
 
 def _silent(running: Running) -> socket.socket:
@@ -195,7 +203,7 @@ def test_http_answers_while_the_drain_runs_and_says_close(start: Callable[..., R
         running.signal(signal.SIGTERM)
         running.wait_for("stop")
         connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert b"Connection: close" in connection.recv(4096)
+        assert b"Connection: close" in _received(connection, b"}\n")
     answered = running.get()
     assert answered.status_code == 200
     assert not running.records("stopped")
@@ -208,7 +216,7 @@ def test_a_request_that_is_being_answered_at_the_end_gets_its_answer(start: Call
         connection.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
         time.sleep(0.1)
         running.signal(signal.SIGTERM)
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        assert _received(connection, b"{}\n").startswith(b"HTTP/1.1 200")
     assert running.ended() == 0
 
 
@@ -259,7 +267,8 @@ def test_an_orphan_whose_drain_hangs_ends_by_itself(start: Callable[..., Running
 def test_leave_brings_a_fresh_worker(start: Callable[..., Running]) -> None:
     running = start().wait_until_up()
     first = running.worker
-    with pytest.raises(requests.ConnectionError):
+    # The connection ends wherever the process was: before the answer, or in the middle of it.
+    with pytest.raises((requests.ConnectionError, requests.exceptions.ChunkedEncodingError)):
         for _ in range(100):
             running.get("/leave")
     running.wait_until_up(2)
@@ -393,12 +402,12 @@ def test_continue_is_said_when_the_program_reads(start: Callable[..., Running]) 
     head = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
     with closing(running.connect()) as connection:
         connection.sendall(head % b"/read")
-        assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert _received(connection, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b"abc")
         connection.shutdown(socket.SHUT_WR)
         assert connection.makefile("rb").read().endswith(b'{"length":3}\n')
     with closing(running.connect()) as connection:
         connection.sendall(head % b"/refuse")
-        answered = connection.recv(4096)
+        answered = _received(connection, b"\r\n\r\n")
         assert answered.startswith(b"HTTP/1.1 413")
         assert b"Connection: close" in answered

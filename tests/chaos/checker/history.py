@@ -193,10 +193,10 @@ class History:
     @functools.cached_property
     def _pauses(self) -> dict[str, list[tuple[int, int]]]:
         found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for r in self.of("stall") + [r for r in self.of("fault") if r["kind"] == "pause"]:
+        for r in self.of("stall") + [r for r in self.of("fault") if r["kind"] in ("pause", "lease_deleted")]:
             found[r["who"]].append((r["t0"], r["t1"]))
         return found
 
     def frozen(self, who: str, since: int, until: int) -> bool:
-        """Whether the process was stopped, or not scheduled, at some moment between the two."""
+        """Whether the process was stopped, not scheduled, or robbed of its lease without knowing, at some moment between the two."""
         return any(t0 <= until and t1 >= since for t0, t1 in self._pauses.get(who, ()))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.chaos.injectors.programs import SLACK_S
 from tests.chaos.rig.cluster import Cluster
-from tests.chaos.rig.facts import GROUP
+from tests.chaos.rig.facts import GROUP, PREFIX
 from tests.chaos.rig.processes import continue_process, stop_process
 from tests.chaos.rig.producer import STREAM
 from tests.chaos.rig.records import now_ns
@@ -67,6 +67,16 @@ def fill_memory(cluster: Cluster, seconds: float) -> None:
         cluster.state.call("CONFIG", "SET", "maxmemory", "0")
     cluster.counts["effects_while_full"] += cluster.sink.count() - before
     cluster.fault("full", t0, now_ns(), "", "service", since=now_ns(), bound_s=cluster.shape.leader_lease_s + SLACK_S + _LONGEST_PAUSE_S)
+
+
+def delete_lease(cluster: Cluster, name: str) -> None:
+    """DEL of a living consumer's lease: the leader takes over at once, and the consumer learns of it at its next call only."""
+    for incarnation in cluster.state.living():
+        if incarnation.startswith(name + ":"):
+            t0, who = now_ns(), cluster.program(name).who
+            cluster.state.call("DEL", f"{PREFIX}lease:{incarnation}")
+            until = t0 + int(cluster.shape.lease_s * 1e9)
+            cluster.fault("lease_deleted", t0, until, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
 
 
 def flush_scripts(cluster: Cluster) -> None:

@@ -133,7 +133,7 @@ _ACTIONS = {
     "consumer_recovered": "recovered",
     "strays_found": "strays_found",
     "acknowledgements_stale": "stale_acks",
-    "incarnation_ends": "incarnations_ended",
+    "worker_leaves": "incarnations_ended",
     "report_dropped": "reports_dropped",
     "lease_revoked": "revoked",
     "lease_not_renewed": "renewals_failed",
@@ -179,7 +179,7 @@ def _count(record: dict[str, Any], counts: Counter[str]) -> None:
     if action in _ACTIONS:
         counts[_ACTIONS[action]] += 1
     why = record.get("why", "")
-    if action == "incarnation_ends" and ("had ended" in why or "has ended" in why or "revoked" in why):
+    if action == "worker_leaves" and ("had ended" in why or "has ended" in why or "revoked" in why):
         counts["refused"] += 1  # what a stale owner asked of Redis: to renew, to acknowledge
         counts["refused_acks"] += "has ended" in why
     elif action == "acknowledgements_stale":
