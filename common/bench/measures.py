@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from common.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, read_waits
 from common.bench.rig import STREAM, BenchFailed, Rig, floor_seconds, zipf_tickets
@@ -24,7 +24,7 @@ def throughput(messages: int, tickets: int, payload: int, consumers: int, durabl
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
     """
     names = zipf_tickets(messages, tickets, _SEED)
-    with _rig(durable, environ) as (rig, _):
+    with new_rig(durable, environ) as (rig, _):
         last_id = rig.fill(names, b"x" * payload)
         floor_s = floor_seconds(rig, consumers, messages)
         rig.stream.create_group(b"0-0")
@@ -58,15 +58,15 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
     """One run: messages on an open-loop schedule; the wait counts from when a message was due to be sent to the start of its handler."""
     count = int(rate * seconds)
     names = zipf_tickets(count, tickets, _SEED)
-    with _rig(durable, environ) as (rig, folder):
+    with new_rig(durable, environ) as (rig, folder):
         waits_folder = folder / "waits"
         waits_folder.mkdir()
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "common.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
         rig.release()
-        last_id = _send_on_schedule(rig, [b"warm"] * 100, b"x" * payload, 100.0)
+        last_id = send_on_schedule(rig, [b"warm"] * 100, b"x" * payload, 100.0)
         cpu_before, began = rig.cpu(), time.monotonic()
-        last_id = _send_on_schedule(rig, names, b"x" * payload, rate)
+        last_id = send_on_schedule(rig, names, b"x" * payload, rate)
         rig.wait_until_done(last_id, 60.0)
         took = time.monotonic() - began
         cpu_after = rig.cpu()
@@ -92,13 +92,23 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
     }
 
 
-def _send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float) -> bytes:
-    """Message i is due at i / rate, however slow anything is; what is late is sent at once, with the time it was due."""
+class Between(Protocol):
+    """Something to send whenever nothing is due."""
+
+    def send(self) -> bool: ...
+
+
+def send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float, flood: Between | None = None) -> bytes:
+    """Message i is due at i / rate, however slow anything is; what is late is sent at once, with the time it was due. The ``flood`` is
+    sent in the time between, and to its end."""
     began_ns = time.time_ns()
     sent, last = 0, b""
     while sent < len(names):
         due = min(len(names), int((time.time_ns() - began_ns) / 1e9 * rate) + 1)
         if due <= sent:
+            if flood is not None:
+                flood = flood if flood.send() else None
+                continue
             time.sleep(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
             continue
         commands = [
@@ -109,11 +119,13 @@ def _send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float)
                 raise reply
             last = reply
         sent = due
+    while flood is not None and flood.send():
+        pass
     return last
 
 
 @contextlib.contextmanager
-def _rig(durable: bool, environ: Mapping[str, str]) -> Iterator[tuple[Rig, Path]]:
+def new_rig(durable: bool, environ: Mapping[str, str]) -> Iterator[tuple[Rig, Path]]:
     folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
     try:
         with Rig(folder, durable, environ) as rig:

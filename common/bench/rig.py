@@ -131,6 +131,9 @@ class Rig:
             self._check()
             time.sleep(_POLL_S)
 
+    def pending(self) -> int:
+        return int(self.stream.group_facts()[b"pending"])
+
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far of master, consumers (sum) and Redis."""
         seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
@@ -140,6 +143,10 @@ class Rig:
 
     def rss(self) -> dict[str, float]:
         return {name: round(machine.rss_mib(program.pid), 1) for name, program in self._programs.items()}
+
+    def memory(self) -> dict[str, float]:
+        """Resident MiB of all programs and of Redis."""
+        return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
 
     def redis_version(self) -> str:
         info = self.link.call("INFO", "server").decode()

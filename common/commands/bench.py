@@ -12,6 +12,7 @@ import orjson
 from rich.console import Console
 from rich.table import Column, Table
 
+from common.bench import hot as measure_hot
 from common.bench import machine, measures
 from common.bench.rig import BenchFailed
 
@@ -59,6 +60,26 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
         lambda: measures.latency(rate, seconds, tickets, payload, consumers, not no_aof, os.environ),
         runs,
         ("p50_ms", "p99_ms", "max_ms"),
+        as_json,
+    )
+
+
+@bench.command(
+    help="What other tickets notice when one ticket gets a million messages: their waits alone, during the flood, and with the flood parked."
+)
+@click.option("--messages", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Messages of the hot ticket.")
+@click.option("--others", type=click.IntRange(min=1), default=1000, show_default=True, help="Other tickets.")
+@click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second of the other tickets.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of each of the three phases.")
+@_CONSUMERS
+@_RUNS
+@_VOLATILE
+@_JSON
+def hot(messages: int, others: int, rate: float, seconds: float, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    _report(
+        lambda: measure_hot.hot(messages, others, rate, seconds, consumers, not no_aof, os.environ),
+        runs,
+        ("baseline_p99_ms", "during_p99_ms", "p99_ms", "p99_ratio"),
         as_json,
     )
 

@@ -20,6 +20,7 @@ class Board:
 
     def __init__(self, ticket_window: int) -> None:
         self._window = ticket_window
+        self._refill_at = ticket_window // 2  # a ticket that fills its window is refilled in halves: each refill writes its record anew
         self.tickets: dict[bytes, Ticket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
         self._open = OpenConsumers(())
@@ -185,7 +186,7 @@ class Board:
             self.tickets.pop(ticket.name, None)
 
     def _queue(self, ticket: Ticket) -> None:
-        if ticket.queued or ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) >= self._window:
+        if ticket.queued or ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) > self._refill_at:
             return
         if ticket.owner is not None and not ticket.owner.accepts:
             return  # it waits until its draining owner is done with it

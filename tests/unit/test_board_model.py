@@ -289,7 +289,7 @@ class BoardMachine(RuleBasedStateMachine):
         assert board.room > 0 or not there_is_room, "there is room, and nothing more would be read"
 
     def _could_go(self, ticket: Ticket, there_is_room: bool) -> bool:
-        if ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) >= self.window:
+        if ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) > self.window // 2:
             return False
         return there_is_room if ticket.owner is None else ticket.owner.accepts and ticket.owner.room > 0
 
