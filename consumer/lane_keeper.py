@@ -124,14 +124,6 @@ class LaneKeeper:
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
 
-    def hold_until(self, lane: MessageLane, due_s: float) -> None:
-        """Nothing more of it starts before ``due_s``."""
-        with self._changed:
-            self._note(0, 0.0)
-            self._board.hold_until(lane, due_s)
-            self._changed.notify()  # somebody must wait for just that long
-        self.on_ready()
-
     def merge_early(self, lane: MessageLane) -> None:
         with self.lock:
             lane.merge_early()
