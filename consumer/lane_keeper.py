@@ -42,6 +42,11 @@ class LaneKeeper:
         with self.lock:
             return self._board.unknown(ids)
 
+    def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
+        """Whether one of the ids runs, or has ended and is not known to be acknowledged."""
+        with self.lock:
+            return self._board.is_ending(ticket, ids)
+
     def held_ids(self) -> set[bytes]:
         with self.lock:
             return set(self._board.held_ids)
