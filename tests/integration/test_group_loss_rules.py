@@ -205,6 +205,24 @@ def test_what_another_master_handed_over_while_it_led_for_a_moment_is_not_lost(s
     stage.check_done(U, [second])
 
 
+def test_what_was_read_while_another_master_led_is_not_lost_though_the_index_does_not_know_of_it(stage: Stage) -> None:
+    one, a = _leader(stage, "m1"), stage.consumer("a")
+    stage.end_lead()
+    _leader(stage, "m2")
+    [first] = stage.send(T)
+    stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
+    stage.end_lead()
+    one.turn()  # fenced
+    _settle(one)
+    [second] = stage.send(U)
+    one.settle()
+    _destroy_group(stage)
+    _settle(one)
+    stage.finish(one, [a])
+    stage.check_done(T, [first])
+    stage.check_done(U, [second])
+
+
 @pytest.mark.parametrize("read_before", [0, 2, 3])
 def test_a_ticket_that_was_given_back_is_parked_once(stage: Stage, read_before: int) -> None:
     """Its record names what the group, made again, has not been given yet. That comes as new, and must not be parked before."""
