@@ -82,6 +82,5 @@ def test_room_is_what_all_can_take_and_too_much_on_one_takes_nothing_from_anothe
 
 def test_of_two_incarnations_of_a_name_the_later_one_has_it() -> None:
     """A look at the roster that is older than the successor's registration brings its predecessor back for a moment."""
-    former, later = (ConsumerLoad(f"c1:{generation}", "c1", 4, 10) for generation in (9, 10))
-    for consumers in ((former, later), (later, former)):
-        assert OpenConsumers(consumers).choose(Ticket(b"T"), 100) is later
+    former, later = consumer(BEST, generation=9), consumer(BEST, generation=10)
+    assert chosen(former, later) == chosen(later, former) == f"{BEST}:10"
