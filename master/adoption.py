@@ -203,7 +203,8 @@ def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderSteps) -
     ``master``: of a ticket that nobody has, everything from there on runs again, in order and under a new fence.
 
     Only what was lost with the group is known to repeat. When somebody sets a group back by hand (XGROUP SETID), repeats of a ticket that is
-    in processing are handed to its owner like late ones: they run behind what runs there, under the same fence."""
+    in processing are handed to its owner like late ones: they run behind what runs there, under the same fence. And an entry that somebody had
+    taken out of its ticket's order by hand, and that was not done when the group was lost, counts as done: only the lost pending list knew."""
     rejoined = steps.rejoin(known)
     over = set(rejoined.over)
     count = len(known) - len(over) - len(rejoined.done)
