@@ -63,7 +63,7 @@ class Keys:
 
     @property
     def position(self) -> str:
-        """Hash: the group's saved position and the stream's incarnation, for group loss. Written by the leader."""
+        """Hash: the group's saved position, and after a group loss up to where it repeats. Written by the leader."""
         return self.prefix + "position"
 
     @property

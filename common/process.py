@@ -3,7 +3,9 @@
 A consumer that starts again under its name would otherwise have to wait until the lease of its predecessor ends. The kernel frees a
 ``flock`` when the last process that has the open file is gone, however it ended, so whoever *holds* the lock of a name knows that its
 former holder - and every child forked while it held it - runs no more. What remains to be shown to the master, far away, is that both
-spoke of the same lock: the evidence ``boot-id:device:inode`` stands in the registration, and a take-over at once needs equal evidence.
+spoke of the same lock, and who held it later, because the request of a dead process may reach a master that was stopped after that of its
+successor. The evidence ``boot-id:device:inode:moment`` stands in the registration; the moment is read, while the lock is held, from a clock
+that only grows in one boot. A take-over at once needs the same lock at a later moment.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from common.clock import moment_ns
 from common.errors import StartRefused
 from common.registration import NO_LOCK
 
@@ -38,7 +41,7 @@ class NameLock:
       still be doing that handler's work.
     * The file is never unlinked. Were it, a starter that opened it just before would lock an inode without a name while the next one
       locks a new file: two holders. And the inode number of the evidence would be free for another file. An inode that is open keeps
-      its number, so even if somebody else tidies the folder, equal evidence means the same lock; unequal evidence only means that the
+      its number, so even if somebody else tidies the folder, equal numbers mean the same lock; unequal ones only mean that the
       successor has to wait for the lease.
     """
 
@@ -50,8 +53,8 @@ class NameLock:
     def acquire(self) -> str | None:
         """Take the lock for the life of this process.
 
-        Returns the evidence ``boot-id:device:inode``, or ``NO_LOCK`` where the system cannot give any; None when another process that
-        lives holds the lock. Taking it again is fine. Raises StartRefused when the file cannot be made.
+        Returns the evidence ``boot-id:device:inode:moment``, or ``NO_LOCK`` where the system cannot give any; None when another process that
+        lives holds the lock. Taking it again is fine, and gives a later moment. Raises StartRefused when the file cannot be made.
         """
         if self._descriptor is not None and self._taken_by == os.getpid():
             return self._evidence(self._descriptor)
@@ -79,4 +82,4 @@ class NameLock:
         if boot is None:
             return NO_LOCK
         file = os.fstat(descriptor)
-        return f"{boot}:{file.st_dev}:{file.st_ino}"
+        return f"{boot}:{file.st_dev}:{file.st_ino}:{moment_ns()}"

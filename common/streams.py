@@ -113,6 +113,18 @@ class TicketStream:
             return None
         return Position(saved[b"delivered"], saved[b"oldest_pending"] or None)
 
+    def note_repeats(self, until: bytes | None) -> None:
+        """Note that what the group is given up to ``until`` it was given before; None: it is past that."""
+        if until is None:
+            self._link.call("HDEL", self._keys.position, "repeats_until")
+        else:
+            self._link.call("HSET", self._keys.position, "repeats_until", until)
+
+    def repeats_until(self) -> bytes | None:
+        """What note_repeats noted last."""
+        noted: bytes | None = self._link.call("HGET", self._keys.position, "repeats_until")
+        return noted
+
     def span(self) -> Span | None:
         """What the stream holds; None when it is not there. The last id stays when its entry is deleted or trimmed."""
         try:

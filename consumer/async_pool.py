@@ -12,6 +12,7 @@ from common.clock import now_s
 from common.service import Service
 from consumer.context import Message
 from consumer.executor import Executor
+from consumer.handlers import check_ran
 from consumer.lane_keeper import MessageLane
 
 _LONGEST_WAIT_S = 1.0
@@ -87,7 +88,9 @@ class AsyncPool(Service):
                 return
             start_us = time.time_ns() // 1000
             try:
-                await self._handle(message)
+                result = await self._handle(message)
+                if result is not None:
+                    check_ran(result)
             except BaseException as problem:  # sys.exit() in a handler must not end the loop, nor a cancellation of its own lose the lane
                 if isinstance(problem, asyncio.CancelledError) and self.stopping:
                     raise

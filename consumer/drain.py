@@ -92,6 +92,8 @@ class Drain:
         self._reader.close()  # ``stop`` broke its connection, and a thread that was not waiting on it has not noticed
         while self._reader.read(None):
             pass
+        if self._reader.held_up:
+            raise RedisTrouble("a message that was handed over anew has not ended yet")
 
     def _give_back(self) -> int:
         """Give back what neither runs nor has anything waiting to be acknowledged. Returns the number of tickets."""

@@ -51,6 +51,20 @@ def load_handler(spec: str) -> Handler:
     return Handler(target, inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)), spec)  # noqa: B004
 
 
+def check_ran(result: object) -> None:
+    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran: a coroutine that nobody awaits, or a generator.
+
+    A plain function may return one (a decorator around ``async def``, a lambda), which only its result tells.
+    """
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()  # else Python warns, somewhere else, that it was never awaited
+        raise HandlerUnusable(
+            f"the handler returned {type(result).__name__!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
+            f"function (a decorator around one must be 'async def' too), or let the handler wait for the result itself"
+        )
+
+
 def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
     try:
         inspect.signature(target).bind(object())

@@ -42,6 +42,11 @@ class LaneKeeper:
         with self.lock:
             return self._board.unknown(ids)
 
+    def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
+        """Whether one of the ids runs, or has ended and is not known to be acknowledged."""
+        with self.lock:
+            return self._board.is_ending(ticket, ids)
+
     def held_ids(self) -> set[bytes]:
         with self.lock:
             return set(self._board.held_ids)
@@ -121,14 +126,6 @@ class LaneKeeper:
         with self._changed:
             self._note(0, 0.0)
             self._board.retry(lane, message, due_s)
-            self._changed.notify()  # somebody must wait for just that long
-        self.on_ready()
-
-    def hold_until(self, lane: MessageLane, due_s: float) -> None:
-        """Nothing more of it starts before ``due_s``."""
-        with self._changed:
-            self._note(0, 0.0)
-            self._board.hold_until(lane, due_s)
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
 

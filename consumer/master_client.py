@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import requests
 
+from common.clock import now_s
 from common.errors import RedisTrouble
 
 _TIMEOUT_S = (1.0, 5.0)
@@ -18,11 +19,12 @@ class MasterUnavailable(RedisTrouble):
 
 
 class Answer(NamedTuple):
-    """What a master answered; ``document`` is empty when it was no JSON object."""
+    """What a master answered; ``document`` is empty when it was no JSON object. ``sent_s`` is when this very request left."""
 
     url: str
     status: int
     document: Mapping[str, Any]
+    sent_s: float
 
 
 class MasterClient:
@@ -49,13 +51,14 @@ class MasterClient:
         problems = []
         for _ in range(len(self._urls) + 1):
             url = self._urls[0]
+            sent_s = now_s()
             try:
                 response = self._session.post(url + path, data=body, timeout=_TIMEOUT_S, allow_redirects=False)
             except requests.RequestException as problem:
                 problems.append(f"{url}: {type(problem).__name__}")
                 self._urls.rotate(-1)
                 continue
-            answer = Answer(url, response.status_code, _document(response))
+            answer = Answer(url, response.status_code, _document(response), sent_s)
             if answer.status != 503:
                 return answer
             problems.append(f"{url}: {answer.document.get('title', '503')}")

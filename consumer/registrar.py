@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from common.clock import now_s
 from common.log import event
 from common.registration import Registration
 from common.service import Ended, Service
@@ -22,7 +21,7 @@ _WHEN_HELD_S = 0.5
 
 @dataclass(frozen=True)
 class Taken:
-    """The name is ours. ``sent_s`` is when the request left: the lease is counted from then."""
+    """The name is ours. The lease is counted from ``sent_s``: when the request left, or so long before as it was not new any more."""
 
     registration: Registration
     lease_s: float
@@ -36,9 +35,11 @@ class Registrar(Service):
     name = "register"
     stalls_after_s = 60.0
 
-    def __init__(self, asked: Registration, masters: MasterClient, on_taken: Callable[[Taken], None]) -> None:
+    def __init__(self, ask: Callable[[], Registration], masters: MasterClient, on_taken: Callable[[Taken], None]) -> None:
+        """``ask`` makes a registration with a uuid of its own."""
         super().__init__()
-        self._asked = asked
+        self._ask = ask
+        self._asked = ask()
         self._masters = masters
         self._on_taken = on_taken
         self.is_done = False
@@ -47,21 +48,26 @@ class Registrar(Service):
         asked = self._asked
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
-        sent_s = now_s()
         answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
         if answer.status in (200, 201):
-            self._accepted(answer.document, sent_s)
+            self._accepted(answer.document, answer.sent_s)
             raise Ended
         if answer.status == 409:
             event(log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url)
             return _WHEN_HELD_S
+        if answer.status == 410:
+            # An earlier request was heard, its answer was not, and the lease ended before this one. Nothing was begun under that uuid.
+            event(log, "registration_over", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            self._asked = self._ask()
+            return 0.0
         raise MasterUnavailable(f"{answer.url} answered {answer.status} {answer.document.get('detail') or answer.document.get('title') or ''}")
 
     def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
         registration = self._asked.with_generation(int(answer["generation"]))
         event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
         self.is_done = True
-        self._on_taken(Taken(registration, int(answer["lease_ms"]) / 1000, answer.get("leader_url"), sent_s))
+        lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
+        self._on_taken(Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s)))
 
     def on_end(self) -> None:
         self._masters.close()

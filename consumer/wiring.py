@@ -154,17 +154,21 @@ class ConsumerProgram:
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
         settings = self._settings
+        health_url = settings.health_url or f"http://{f'[{host}]' if ':' in host else host}:{port}/api/health"
+        event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
+        self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin)
+        self._registrar.start()
+
+    def _ask(self, health_url: str) -> Registration:
+        """A registration under a uuid of its own, with the evidence of this moment."""
+        settings = self._settings
         lock = self._lock.acquire()
         if lock is None:
             # Another consumer of that name, or a child that a former one left behind. Without the lock there is no proof that the former
             # is dead: registering waits until its lease has ended, and is refused for as long as it lives.
             event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
             lock = NO_LOCK
-        health_url = settings.health_url or f"http://{f'[{host}]' if ':' in host else host}:{port}/api/health"
-        asked = Registration(settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock)
-        event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
-        self._registrar = Registrar(asked, _masters(settings, None), self._begin)
-        self._registrar.start()
+        return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock)
 
     def stop(self) -> None:
         with self._ending:

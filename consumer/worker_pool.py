@@ -10,6 +10,7 @@ from typing import Any
 from common.service import Service
 from consumer.context import Message
 from consumer.executor import Executor
+from consumer.handlers import check_ran
 from consumer.lane_keeper import MessageLane
 
 #: Most messages of one lane in a row, and the time after which the lane goes behind the others.
@@ -57,7 +58,9 @@ class LaneWorker(Service):
                 return
             start_us = end_us
             try:
-                handle(message)
+                result = handle(message)
+                if result is not None:
+                    check_ran(result)
             except BaseException as problem:  # sys.exit() in a handler must not end this thread with the lane in its hands
                 executor.raised(lane, message, problem)
                 return

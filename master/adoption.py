@@ -15,11 +15,13 @@ from common.errors import GroupMissing
 from common.keys import HALTED, MASTER, Keys
 from common.log import event
 from common.redis_client import Link
+from common.stream_id import rank
 from common.streams import TicketStream
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps
 from master.policy.dispatch import Board
 from master.policy.group_loss import Memory, reached, restart
+from master.policy.plans import RETURNED
 from master.recoverer import PAGE
 from master.roster import Member, read_roster
 
@@ -30,11 +32,12 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class Adopted:
-    """The state a new epoch begins with."""
+    """The state a new epoch begins with. ``repeats_until``: after a group loss, the last id that the group is given a second time."""
 
     board: Board
     members: dict[str, Member]
     last_delivered: bytes
+    repeats_until: bytes | None
     taken_back: int
 
 
@@ -52,13 +55,14 @@ def adopt(
     Raises Fenced, and what Link.call raises.
     """
     board = Board(ticket_window)
-    _ensure_group(stream, keys, memory)
+    _ensure_group(stream, keys, memory, made_progress)
+    delivered, repeats_until = stream.last_delivered(), stream.repeats_until()
     members = read_roster(link, keys)
     for incarnation, member in members.items():
         if member.alive:
             registration = member.registration
             board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
-    dead = _load_index(stream, board, made_progress)
+    dead = _load_index(stream, board, delivered, made_progress)
     living = set(board.consumers) - dead
     for name, pending in stream.group_consumers():
         # A name that no incarnation can have is not ours to end; what it holds is found by the idle sweep.
@@ -66,18 +70,20 @@ def adopt(
         if pending and name not in (MASTER, HALTED) and ":" in incarnation and incarnation not in living:
             dead.add(incarnation)
     taken_back = _take_back_all(dead, board, steps, made_progress)
-    _take_in_parked(board, steps, made_progress)
-    return Adopted(board, members, stream.last_delivered(), taken_back)
+    _take_in_parked(board, steps, repeats_until, made_progress)
+    return Adopted(board, members, stream.last_delivered(), repeats_until, taken_back)
 
 
-def _ensure_group(stream: TicketStream, keys: Keys, memory: Memory) -> None:
+def _ensure_group(stream: TicketStream, keys: Keys, memory: Memory, made_progress: Callable[[], None]) -> None:
     """Make the group if it is not there, where it was; what may repeat or is lost is said, in exact ids."""
     try:
         stream.group_facts()
         return
     except GroupMissing:
         saved = stream.saved_position()
-        again = restart(reached(saved, memory), stream.span(), saved=saved is not None)
+        lowest = _lowest_held(stream, made_progress)
+        again = restart(reached(saved, memory), stream.span(), saved=saved is not None, lowest_held=lowest)
+    stream.note_repeats(again.repeat[1] if again.repeat else None)
     stream.create_group(again.start)
     if again.first_time:
         event(log, "group_created", stream=keys.stream, group=keys.group)
@@ -94,14 +100,25 @@ def _ensure_group(stream: TicketStream, keys: Keys, memory: Memory) -> None:
     )
 
 
+def _lowest_held(stream: TicketStream, made_progress: Callable[[], None]) -> bytes | None:
+    """The lowest id that the index has in processing."""
+    lowest: bytes | None = None
+    for number, (_, record) in enumerate(stream.records()):
+        if number % _PAGE == 0:
+            made_progress()
+        if record is not None:
+            lowest = min(record.ids if lowest is None else (*record.ids, lowest), key=rank)
+    return lowest
+
+
 def _told(ids: tuple[bytes, bytes] | None) -> str:
     return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
 
 
-def _load_index(stream: TicketStream, board: Board, made_progress: Callable[[], None]) -> set[str]:
+def _load_index(stream: TicketStream, board: Board, delivered: bytes, made_progress: Callable[[], None]) -> set[str]:
     """Put every record on the board. Returns owners that do not live."""
     dead = set()
-    now = now_s()
+    now, read_up_to = now_s(), rank(delivered)
     for number, (ticket, record) in enumerate(stream.records()):
         if number % _PAGE == 0:
             made_progress()
@@ -109,7 +126,11 @@ def _load_index(stream: TicketStream, board: Board, made_progress: Callable[[], 
             event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
             board.halt(ticket)
             continue
-        owner = board.set_record(ticket, record.owner, record.fence, record.ids, now)
+        ids = record.ids
+        if record.owner == RETURNED:
+            # What the group has not been given is not parked under ``master``: it was lost with the group, and arrives like anything new.
+            ids = [entry_id for entry_id in ids if rank(entry_id) <= read_up_to]
+        owner = board.set_record(ticket, record.owner, record.fence, ids, now)
         if owner is not None:
             dead.add(owner)
     return dead
@@ -119,27 +140,53 @@ def _take_back_all(dead: set[str], board: Board, steps: LeaderSteps, made_progre
     """Bring all that dead incarnations hold to ``master``; the pages are not looked at, because all of ``master`` is read afterwards."""
     taken_back = 0
     for incarnation in sorted(dead):
-        size = -1
-        while size:
-            size = steps.take_back(incarnation, PAGE).size
-            taken_back += max(0, size)
+        while True:
+            page = steps.take_back(incarnation, PAGE)
+            taken_back += page.size
             made_progress()
-        consumer = board.consumers.get(incarnation)
-        if consumer is not None:
-            freed = steps.free_tickets(incarnation, list(consumer.tickets))
-            # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.
-            for ticket in board.recovered(incarnation, freed.others if freed is not None else ()):
-                board.clear_record(ticket)
+            if page.alive:
+                _keep(incarnation, board)
+                break
+            if not page.size and _is_freed(incarnation, board, steps):
+                break
     return taken_back
 
 
-def _take_in_parked(board: Board, steps: LeaderSteps, made_progress: Callable[[], None]) -> None:
+def _is_freed(incarnation: str, board: Board, steps: LeaderSteps) -> bool:
+    """Its list was empty: so are its tickets now. False when it is not over with it, and its list must be looked at again."""
+    consumer = board.consumers.get(incarnation)
+    if consumer is None:
+        return True
+    freed = steps.free_tickets(incarnation, list(consumer.tickets))
+    if freed is None:
+        return False
+    # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.
+    for ticket in board.recovered(incarnation, freed.others):
+        board.clear_record(ticket)
+    return True
+
+
+def _keep(incarnation: str, board: Board) -> None:
+    """Its lease lives, and yet it is not on the roster (somebody deleted its registration): its tickets stay with it, and it gets no other.
+    The roster has the dispatcher look again and again, until its lease has ended."""
+    event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
+    if incarnation in board.consumers:
+        board.keep(incarnation)
+
+
+def _take_in_parked(board: Board, steps: LeaderSteps, repeats_until: bytes | None, made_progress: Callable[[], None]) -> None:
     after: bytes | None = None
+    again = -1 if repeats_until is None else rank(repeats_until)
     while True:
         page = steps.read_parked(after, _PAGE)
         usable, rejected = sort_out(page.found)
-        known = [(ticket, entry_id) for entry_id, ticket in usable if board.runs(ticket, entry_id)]
-        board.take_in(pair for pair in usable if not board.runs(pair[1], pair[0]))
+        known, unknown = [], []
+        for entry_id, ticket in usable:
+            if rank(entry_id) <= again or board.runs(ticket, entry_id):
+                known.append((ticket, entry_id))
+            else:
+                unknown.append((entry_id, ticket))
+        board.take_in(unknown)
         if known:
             rejoin(known, board, steps)
         if rejected:
@@ -151,8 +198,16 @@ def _take_in_parked(board: Board, steps: LeaderSteps, made_progress: Callable[[]
 
 
 def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderSteps) -> None:
-    """(ticket, id) of entries under ``master`` that a living owner has in processing, as index and inbox say: the group was lost and made
-    again. They go back to their owners; what was acknowledged meanwhile is planned like anything else under ``master``."""
-    over = set(steps.rejoin(known))
-    event(log, "entries_rejoined", level=logging.WARNING, count=len(known) - len(over), done_meanwhile=len(over))
+    """(ticket, id) of entries under ``master`` that the group was given before it was lost and made again. What an owner has in processing,
+    as index and inbox say, goes back to it, and what is below that was done before and is over. All else is planned like anything under
+    ``master``: of a ticket that nobody has, everything from there on runs again, in order and under a new fence.
+
+    Only what was lost with the group is known to repeat. When somebody sets a group back by hand (XGROUP SETID), repeats of a ticket that is
+    in processing are handed to its owner like late ones: they run behind what runs there, under the same fence. And an entry that somebody had
+    taken out of its ticket's order by hand, and that was not done when the group was lost, counts as done: only the lost pending list knew."""
+    rejoined = steps.rejoin(known)
+    over = set(rejoined.over)
+    count = len(known) - len(over) - len(rejoined.done)
+    if count or rejoined.done:
+        event(log, "entries_rejoined", level=logging.WARNING, count=count, done_before=len(rejoined.done), repeated=len(over))
     board.take_in((entry_id, ticket) for ticket, entry_id in known if entry_id in over)

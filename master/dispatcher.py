@@ -18,6 +18,7 @@ from common.log import event
 from common.redis_client import SAME_MEMORY, Link
 from common.scripts import ScriptRunner
 from common.service import Service
+from common.stream_id import rank
 from common.streams import TicketStream, parse_record
 from master.adoption import adopt, rejoin
 from master.elector import Lead
@@ -90,6 +91,7 @@ class Dispatcher(Service):
         self._recoverer = Recoverer()
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._last_read = b"0-0"
+        self._repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
         self._dry_since_s = 0.0
         self._rung = True
         self._unsure: set[bytes] = set()
@@ -189,6 +191,8 @@ class Dispatcher(Service):
         adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, self._memory, self.made_progress)
         self.board, self._members = adopted.board, adopted.members
         self._last_read = adopted.last_delivered
+        self._repeats_until = adopted.repeats_until
+        self._memory = self._memory.found(adopted.last_delivered)
         self._steps = steps
         self._dry_since_s = 0.0
         self._reconciled_s = now_s()
@@ -348,9 +352,16 @@ class Dispatcher(Service):
             self._memory = self._memory.read(found[0].id, found[-1].id)
             usable, rejected = sort_out(found)
             self._rejected += rejected
-            known = [(ticket, entry_id) for entry_id, ticket in usable if not self.board.arrive(entry_id, ticket)]
+            known: list[tuple[bytes, bytes]] = []
+            if self._repeats_until is not None:
+                known = [(ticket, entry_id) for entry_id, ticket in usable if rank(entry_id) <= rank(self._repeats_until)]
+                usable = usable[len(known) :]
+            known += [(ticket, entry_id) for entry_id, ticket in usable if not self.board.arrive(entry_id, ticket)]
             if known:
                 self._rejoin(known)
+        if self._repeats_until is not None and (len(found) < count or rank(self._last_read) >= rank(self._repeats_until)):
+            self._stream.note_repeats(None)
+            self._repeats_until = None
         return len(found)
 
     def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:

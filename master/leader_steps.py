@@ -55,6 +55,13 @@ class Swept(NamedTuple):
     gone: list[bytes]
 
 
+class Rejoined(NamedTuple):
+    """Entries that did not go back to an owner: ``over`` stay under ``master``, ``done`` were done before and are acknowledged."""
+
+    over: list[bytes]
+    done: list[bytes]
+
+
 class Rejected(NamedTuple):
     """An entry that can be handed to nobody. ``shown`` is what may be shown of its ticket."""
 
@@ -146,11 +153,12 @@ class LeaderSteps:
         _, delivered, oldest = self._run("save_position", (keys.stream, keys.leader, keys.position), ())
         return Position(delivered, oldest or None)
 
-    def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-        """(ticket, id) of entries that came as new although an owner has them: back to their owners. Returns ids that nobody has."""
+    def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> Rejoined:
+        """(ticket, id) of entries that came as new although the group was given them before: to their owners, if they are in processing."""
         keys = self._keys
         args = [part for entry in entries for part in entry]
-        return list(self._run("rejoin", (keys.stream, keys.leader, keys.tickets), args)[1])
+        _, over, done = self._run("rejoin", (keys.stream, keys.leader, keys.tickets), args)
+        return Rejoined(over, done)
 
     def revoke(self, incarnation: str) -> bool:
         """Forbid an incarnation to renew its lease; False when it has none."""

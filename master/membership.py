@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from common.errors import RedisTrouble, UsherError
 from common.keys import Keys
 from common.redis_client import Link
-from common.registration import NO_LOCK, Registration, parse
+from common.registration import Registration, held_later, parse
 from common.scripts import ScriptRunner
 
 #: Times that another registration of the same name may come in between before we give up for now.
@@ -23,12 +23,18 @@ class NameInUse(UsherError):
         super().__init__()
 
 
+class RegistrationOver(UsherError):
+    """It was registered under this uuid, and that has ended; or its process is dead, as its successor's lock shows. One that lives asks
+    under a new uuid."""
+
+
 @dataclass(frozen=True)
 class Registered:
-    """``created`` is False when the same process registered before: nothing changed."""
+    """``created`` is False when the same process registered before: nothing changed. ``left_ms`` is what is left of its lease."""
 
     registration: Registration
     created: bool
+    left_ms: int
 
 
 class Membership:
@@ -42,26 +48,37 @@ class Membership:
         self._lock = threading.Lock()
 
     def register(self, asked: Registration) -> Registered:
-        """Give ``asked`` a generation and a lease. Raises NameInUse while a living incarnation has the name.
+        """Give ``asked`` a generation and a lease. Raises NameInUse while a living incarnation has the name, and RegistrationOver.
 
-        A predecessor whose name lock the new process holds (same boot, same file) is proven dead: nobody waits for its lease.
+        A predecessor whose name lock the new process held later (same boot, same file) is proven dead: nobody waits for its lease. It also
+        works the other way: requests may lie in a master that was stopped, and the process that sent this one may be dead since long.
         """
         with self._lock:
             for _ in range(_TRIES):
                 stored: bytes = self._link.call("HGET", self._keys.consumers, asked.name) or b""
                 former = self._former(asked.name, stored)
-                if former is not None and former.uuid == asked.uuid and self._extended(former):
-                    return Registered(former, created=False)
+                if former is not None and former.uuid == asked.uuid:
+                    return self._again(former)
+                if former is not None and held_later(former.lock, asked.lock):
+                    raise RegistrationOver
                 registered = self._try(asked, former, stored)
                 if registered is not None:
                     return registered
         raise RedisTrouble(f"the name {asked.name} is being registered again and again")
 
-    def _extended(self, mine: Registration) -> bool:
-        """The same process asks again: its lease begins anew, because it will count it from this request. False if it has none any more."""
-        keys = (self._keys.lease(mine.incarnation), self._keys.stream)
-        state, _ = self._scripts.run("renew", keys, (self._keys.group, mine.incarnation, self._lease_ms))
-        return bool(state not in (b"LOST", b"revoked"))
+    def _again(self, mine: Registration) -> Registered:
+        """The same process asks again, or its request comes a second time when it is dead already: so its lease is not made longer, and
+        one that has ended never begins again."""
+        lease = self._keys.lease(mine.incarnation)
+        state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])
+        for reply in (state, left_ms):
+            if isinstance(reply, Exception):
+                raise reply
+        if state is None or left_ms <= 0:
+            raise RegistrationOver
+        if state != b"live":
+            raise NameInUse(left_ms)
+        return Registered(mine, created=False, left_ms=left_ms)
 
     def _former(self, name: str, stored: bytes) -> Registration | None:
         try:
@@ -74,7 +91,7 @@ class Membership:
         keys = self._keys
         generation = int(self._scripts.run("next_generation", (keys.counters,), ()))
         new = asked.with_generation(generation)
-        proven_dead = former is not None and former.lock != NO_LOCK and former.lock == asked.lock
+        proven_dead = former is not None and held_later(asked.lock, former.lock)
         former_lease = keys.lease(former.incarnation if former is not None else new.incarnation)
         reply = self._scripts.run(
             "register",
@@ -83,7 +100,7 @@ class Membership:
         )
         if reply[0] == b"HELD":
             raise NameInUse(reply[1])
-        return Registered(new, created=True) if reply[0] == b"REGISTERED" else None
+        return Registered(new, created=True, left_ms=self._lease_ms) if reply[0] == b"REGISTERED" else None
 
     def close(self) -> None:
         self._link.close()

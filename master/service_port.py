@@ -12,9 +12,9 @@ from common.registration import Registration
 from common.service import Service
 from master.dispatcher import Dispatcher, Report
 from master.elector import Lead
-from master.membership import Membership, NameInUse
+from master.membership import Membership, NameInUse, RegistrationOver
 from master.status import StatusReader
-from master.web.ports import AckReport, NameHeld, NotLeader, RegisterAnswer, RegisterRequest
+from master.web.ports import AckReport, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 
 #: A report waits for the dispatcher's next turn; one that takes longer is answered "not leader" and comes again.
 _ANSWER_S = 2.0
@@ -47,9 +47,11 @@ class ServicePort:
             registered = self._membership.register(registration)
         except NameInUse as held:
             raise NameHeld(math.ceil(held.retry_after_ms / 1000)) from None
+        except RegistrationOver:
+            raise StartOver from None
         self._look_now()
         mine = registered.registration
-        return RegisterAnswer(registered.created, mine.incarnation, mine.generation, self._lease_ms, self._lead.leader_url)
+        return RegisterAnswer(registered.created, mine.incarnation, mine.generation, self._lease_ms, registered.left_ms, self._lead.leader_url)
 
     def deregister(self, incarnation: str) -> bool:
         """A consumer says that it has left. Redis knows whether that is so; this only makes the leader look at once."""

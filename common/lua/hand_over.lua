@@ -16,6 +16,7 @@
 --- @include record
 --- @include in_chunks
 --- @include bury
+--- @include is_above
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[3]
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
@@ -68,14 +69,6 @@ local function may_have(target, part, record)
   end
   part.returned = ids
   return owner == 'returned'
-end
-
--- Ids are compared as numbers; 64 bits do not fit into Lua's, but of two without leading zeros the longer one is higher.
-local function is_above(id, other)
-  local high, low = string.match(id, '^%d+'), string.match(other, '^%d+')
-  if high == low then high, low = string.match(id, '%d+$'), string.match(other, '%d+$') end
-  if #high ~= #low then return #high > #low end
-  return high > low
 end
 
 -- Given back by a drain: whoever gets the ticket must begin with its lowest entry that is still pending, or below it.

@@ -1,23 +1,36 @@
--- rejoin: after the group was lost and made again, entries that owners still have in processing come back as new, under `master`.
---         They go back to their owners: neither index nor inbox changes, because both still name them.
+-- rejoin: after the group was lost and made again, entries that it was given before come as new, under `master`. What an owner still has
+--         in processing goes back to it: neither index nor inbox changes, because both still name it. What is below all that the owner has
+--         was done before, because a ticket is handed over and acknowledged in order: it is acknowledged again, and not run behind later ones.
 -- KEYS: 1 stream, 2 leader, 3 tickets
 -- ARGV: 1 group, 2 epoch, then for each entry: ticket, id
--- Returns: {"FENCED"} or {"OK", {ids that nobody has in processing any more}}
+-- Returns: {"FENCED"} or {"OK", {ids of which the index does not tell: they stay under `master`}, {ids that were done before}}
 -- Why Lua: an owner may acknowledge between our look at the index and the claim.
 -- Memory: works when full
 --- @include leads
 --- @include record
+--- @include is_above
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
-local over = {}
+local over, done = {}, {}
+local function is_below_all(id, ids)
+  for held in string.gmatch(ids, '%S+') do
+    if not is_above(held, id) then return false end
+  end
+  return true
+end
 for at = 3, #ARGV, 2 do
   local ticket, id = ARGV[at], ARGV[at + 1]
   local record = redis.call('HGET', KEYS[3], ticket)
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end
-  if owner and owner ~= 'returned' and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true) then
+  if not owner or owner == 'returned' then
+    over[#over + 1] = id -- nobody has the ticket: all that comes of it runs again in order, under a new fence
+  elseif string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true) then
     redis.call('XCLAIM', KEYS[1], ARGV[1], owner, '0', id, 'JUSTID')
+  elseif is_below_all(id, ids) then
+    redis.call('XACK', KEYS[1], ARGV[1], id)
+    done[#done + 1] = id
   else
     over[#over + 1] = id
   end
 end
-return {'OK', over}
+return {'OK', over, done}

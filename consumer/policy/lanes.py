@@ -67,6 +67,12 @@ class LaneBoard(Generic[M]):
         held = self.held_ids
         return [entry_id for entry_id in ids if entry_id not in held]
 
+    def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
+        """Whether one of the ids is held and does not wait in its lane: it runs, or it has ended and Redis has not said yet that it has that."""
+        held = self.held_ids.intersection(ids)
+        lane = self.lanes.get(ticket) if held else None
+        return bool(held.difference(message.stream_id for message in (*lane.queue, *lane.early)) if lane is not None else held)
+
     def add(self, ticket: bytes, messages: Sequence[M]) -> None:
         """Messages of one ticket, in id order. Those below what is queued go before it, but never before what runs."""
         lane = self.lanes.get(ticket)

@@ -12,7 +12,9 @@ class OpenConsumers:
     """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live."""
 
     def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
-        self._by_name = {consumer.name: consumer for consumer in consumers}
+        # An old look at the roster may bring a former incarnation back for a moment: the highest generation has the name.
+        by_generation = sorted(consumers, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
+        self._by_name = {consumer.name: consumer for consumer in by_generation}
         self._affinity = Affinity(self._by_name)
 
     @property

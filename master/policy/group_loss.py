@@ -35,6 +35,14 @@ class Memory:
         """It has read these, and what is between."""
         return Memory(self.noted, self.first_since or first, last)
 
+    def found(self, delivered: bytes) -> Memory:
+        """It leads anew, and the group has been given ``delivered``. What it has not read itself another master has, which led meanwhile, if
+        only for a moment: that may be all that is above what was noted."""
+        if self.noted is None or rank(delivered) <= rank(self.last_since or self.noted.delivered):
+            return self
+        first = after(self.noted.delivered)
+        return Memory(self.noted, first if self.first_since is None else min(first, self.first_since, key=rank), delivered)
+
 
 def reached(saved: Position | None, memory: Memory) -> Position | None:
     """How far the group was, from what Redis has saved and what this master remembers. Memory counts only if nobody else has saved since;
@@ -47,8 +55,8 @@ def reached(saved: Position | None, memory: Memory) -> Position | None:
     return Position(memory.last_since, noted.oldest_pending or memory.first_since)
 
 
-def restart(position: Position | None, span: Span | None, saved: bool = True) -> Restart:
-    """From how far the group was (None: not known) and what there is of the stream (None: it is gone).
+def restart(position: Position | None, span: Span | None, saved: bool = True, lowest_held: bytes | None = None) -> Restart:
+    """From how far the group was (None: not known), what there is of the stream (None: it is gone), and the lowest id in the index.
 
     =============================================  =============  ==========================  =======================
     case                                           start          repeat                      lost
@@ -62,13 +70,16 @@ def restart(position: Position | None, span: Span | None, saved: bool = True) ->
     nothing of the stream is gone                  floor          floor + 1 .. delivered      -
     =============================================  =============  ==========================  =======================
 
-    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending. A stream that is gone may come
+    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending, and never above what the index has
+    in processing. A stream that is gone may come
     back with any ids, also with lower ones: its group begins at 0-0.
     """
     if position is None:
         return Restart(ZERO, first_time=True)
     delivered = position.delivered
     floor = before(position.oldest_pending) if position.oldest_pending is not None else delivered
+    if lowest_held is not None:
+        floor = min(floor, before(lowest_held), key=rank)
     undone = (after(floor), delivered) if rank(floor) < rank(delivered) else None
     first = span.first if span is not None else None
     if not saved:

@@ -3,7 +3,7 @@
 ====================================  ==============================================================================================
 request                               answer
 ====================================  ==============================================================================================
-POST /api/consumers/register          201 new, 200 the same incarnation again, 409 ``name_in_use``
+POST /api/consumers/register          201 new, 200 the same incarnation again, 409 ``name_in_use``, 410 ``registration_over``
 POST /api/consumers/deregister        200, 404 ``unknown_incarnation``
 POST /api/messages/acknowledge        200 with ``ok``, ``gone`` or ``stale`` per message, 409 ``fenced``, 503 ``not_leader``
 GET /api/consumers                    200

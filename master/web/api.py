@@ -79,6 +79,7 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
             "incarnation": given.incarnation,
             "generation": given.generation,
             "lease_ms": given.lease_ms,
+            "left_ms": given.left_ms,
             "leader_url": given.leader_url,
         }
         return answer(document, 201 if given.created else 200)

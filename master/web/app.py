@@ -12,7 +12,7 @@ from common import web
 from common.web import Problem, answer_problem
 from master.web.api import REGISTER_BODY, routes
 from master.web.health_url import parse_hosts
-from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader
+from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
 
 def create_app(port: MasterPort, *, token: str, health_hosts: str, hosts: Collection[str] = ()) -> Flask:
@@ -28,6 +28,10 @@ def create_app(port: MasterPort, *, token: str, health_hosts: str, hosts: Collec
     @app.errorhandler(NameHeld)
     def name_held(held: NameHeld) -> Response:
         return answer_problem(Problem(409, "name_in_use", str(held), headers=_retry_after(held.retry_after_s)))
+
+    @app.errorhandler(StartOver)
+    def start_over(_over: StartOver) -> Response:
+        return answer_problem(Problem(410, "registration_over", "what was registered under this uuid has ended; register under a new one"))
 
     @app.errorhandler(NotLeader)
     def not_leader(standby: NotLeader) -> Response:

@@ -23,12 +23,14 @@ class RegisterRequest:
 
 @dataclass(frozen=True)
 class RegisterAnswer:
-    """``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the life of its lease."""
+    """``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the life of its lease,
+    ``left_ms`` what is left of this one."""
 
     created: bool
     incarnation: str
     generation: int
     lease_ms: int
+    left_ms: int
     leader_url: str | None
 
 
@@ -56,6 +58,10 @@ class NameHeld(UsherError):
         super().__init__()
 
 
+class StartOver(UsherError):
+    """This start (its uuid) had registered, and that has ended. A process that lives registers under a new uuid."""
+
+
 class NotLeader(UsherError):
     """This master is a standby. ``leader_url`` is None when nobody leads at the moment."""
 
@@ -72,7 +78,7 @@ class MasterPort(Protocol):
     """The master, seen from its HTTP interface. Called from several threads. All may raise RedisTrouble (503)."""
 
     def register(self, asked: RegisterRequest) -> RegisterAnswer:
-        """Raises NameHeld."""
+        """Raises NameHeld, StartOver."""
 
     def deregister(self, incarnation: str) -> bool:
         """False: it is not known."""

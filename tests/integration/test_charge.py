@@ -42,8 +42,8 @@ def test_after_the_end_of_its_lease_an_owner_charges_nothing(world: World) -> No
 
 
 def test_a_successor_of_the_same_name_does_not_let_the_former_incarnation_charge(world: World) -> None:
-    former = world.join("a", lock="boot:1:2")
-    world.join("a", lock="boot:1:2")
+    former = world.join("a", lock="boot:1:2:1")
+    world.join("a", lock="boot:1:2:2")
     with world.unchanged(), pytest.raises(OwnershipLost):
         former.steps.charge({b"1-1": 1})
 

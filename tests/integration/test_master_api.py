@@ -21,7 +21,7 @@ from common.errors import NotNow, ReplyUnknown
 from common.health import Health
 from common.log import configure, event
 from master.web.app import create_app
-from master.web.ports import AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest
+from master.web.ports import AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 from tests.served import Running
 
 CHILD = "from tests.integration.test_master_api import child; child()"
@@ -50,7 +50,9 @@ class Desk:
         self._trouble(asked.name)
         if asked.name == "held":
             raise NameHeld(2.3)
-        return RegisterAnswer(asked.uuid != "again", f"{asked.name}:7", 7, 10_000, _LEADER)
+        if asked.name == "over":
+            raise StartOver
+        return RegisterAnswer(asked.uuid != "again", f"{asked.name}:7", 7, 10_000, 9_000, _LEADER)
 
     def deregister(self, incarnation: str) -> bool:
         self._trouble(incarnation)
@@ -151,7 +153,7 @@ REGISTER, DEREGISTER, ACKNOWLEDGE = "/api/consumers/register", "/api/consumers/d
 def test_a_new_registration_is_201(master: Running) -> None:
     answered = ask(master, "POST", REGISTER, json=registration())
     assert answered.status_code == 201
-    assert answered.json() == {"incarnation": "c1:7", "generation": 7, "lease_ms": 10_000, "leader_url": _LEADER}
+    assert answered.json() == {"incarnation": "c1:7", "generation": 7, "lease_ms": 10_000, "left_ms": 9_000, "leader_url": _LEADER}
     assert answered.headers["Content-Type"] == "application/json"
 
 
@@ -163,7 +165,7 @@ def test_what_is_left_out_of_a_registration_has_its_default(master: Running) -> 
 
 
 def test_what_is_in_a_registration_is_taken(master: Running) -> None:
-    given = registration(name="full", uuid="u-1", slots=8, capacity=2000, lock="ab-12:2049:77")
+    given = registration(name="full", uuid="u-1", slots=8, capacity=2000, lock="ab-12:2049:77:123456789")
     ask(master, "POST", REGISTER, json=given)
     assert given in [record["asked"] for record in master.records("asked")]
 
@@ -177,6 +179,11 @@ def test_a_name_that_is_held_is_409_with_retry_after(master: Running) -> None:
     assert answered.status_code == 409
     assert answered.json()["title"] == "name_in_use"
     assert answered.headers["Retry-After"] == "3"
+
+
+def test_a_start_that_is_over_is_410(master: Running) -> None:
+    answered = ask(master, "POST", REGISTER, json=registration(name="over"))
+    assert (answered.status_code, answered.json()["title"]) == (410, "registration_over")
 
 
 def test_deregister(master: Running) -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from common.clock import moment_ns
 from common.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble
 from common.keys import MASTER
 from common.redis_client import Link
@@ -315,7 +316,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         dead = next((orphan for orphan in self.orphans if orphan.incarnation == holder), None)
         is_local = some % 2 > 0 and (dead is not None or not holder)  # the lock file of the name is free, and this process takes it
         try:
-            consumer = self.stage.consumer(name, capacity=self.capacity, lock=f"boot:1:{name}" if is_local else NO_LOCK)
+            consumer = self.stage.consumer(name, capacity=self.capacity, lock=f"boot:1:1{some % len(NAMES)}:{moment_ns()}" if is_local else NO_LOCK)
         except NameInUse:
             assert holder, f"{name} is refused, and nobody holds it"
             return
@@ -328,7 +329,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         consumer = self._consumer(some)
         if consumer is None or self.ledger.holder(consumer.registration.name) != consumer.incarnation:
             return
-        if self.ledger.lease(consumer.incarnation) != b"revoked":
+        if self.ledger.lease(consumer.incarnation) == b"live":
             again = self.stage.members.register(consumer.registration.with_generation(0))
             assert not again.created, "the same process got a second generation"
             assert again.registration.incarnation == consumer.incarnation

@@ -217,14 +217,14 @@ def test_a_living_incarnation_acknowledges_nothing_of_a_ticket_that_another_one_
 )
 def test_an_acknowledgement_of_the_former_process_does_not_count_for_its_successor_of_the_same_name(stage: Stage) -> None:
     """N4: the ack of attempt 1 arrives during attempt 2 under the same name."""
-    m, former = stage.leader(), stage.consumer("a", lock="boot:1:2")
+    m, former = stage.leader(), stage.consumer("a", lock="boot:1:2:1")
     ids = stage.send(T)
     m.settle()
     former.read()
     run = former.start()
     assert run is not None
     run.succeed()
-    successor = stage.consumer("a", lock="boot:1:2")  # holds the same lock: the former one is proven dead
+    successor = stage.consumer("a", lock="boot:1:2:2")  # held the same lock later: the former one is proven dead
     m.look()
     m.settle()
     assert stage.world.pending() == {successor.name: ids}

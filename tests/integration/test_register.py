@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -14,10 +13,13 @@ import pytest
 from common.redis_client import Link
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
-from master.membership import Membership, NameInUse, Registered
+from master.membership import Membership, NameInUse, RegistrationOver
 from tests.integration.factories import LEASE_MS, World
 
-_LOCK = "boot:1:2"
+
+def _lock(moment: int = 1) -> str:
+    """Evidence of one and the same lock, held at ``moment``."""
+    return f"boot:1:2:{moment}"
 
 
 def _asked(name: str = "a", lock: str = NO_LOCK) -> Registration:
@@ -123,38 +125,83 @@ def test_the_same_process_again_is_the_same_incarnation(world: World) -> None:
     asked = _asked()
     first = world.members.register(asked)
     with world.unchanged():
-        assert world.members.register(asked) == Registered(first.registration, False)
+        again = world.members.register(asked)
+    assert (again.registration, again.created) == (first.registration, False)
+    assert 0 < again.left_ms <= LEASE_MS
 
 
-def test_the_same_process_again_after_its_lease_is_a_new_incarnation(world: World) -> None:
-    asked = _asked()
+def test_the_same_process_again_after_its_lease_must_begin_under_a_new_uuid(world: World) -> None:
+    """Nobody can tell whether it lives: its request may have lain in a stopped master."""
+    asked = _asked(lock=_lock(1))
     first = world.members.register(asked).registration
     world.link.call("DEL", world.keys.lease(first.incarnation))
-    again = world.members.register(asked)
+    with world.unchanged(), pytest.raises(RegistrationOver):
+        world.members.register(asked)
+    again = world.members.register(_asked(lock=_lock(2)))
     assert again.created
     assert again.registration.generation > first.generation
 
 
 def test_a_name_that_lives_elsewhere_is_refused_with_the_time_it_may_take(world: World) -> None:
     world.members.register(_asked())
-    for lock in (NO_LOCK, _LOCK):
+    for lock in (NO_LOCK, _lock()):
         with pytest.raises(NameInUse) as held:
             world.members.register(_asked(lock=lock))
         assert 0 < held.value.retry_after_ms <= LEASE_MS
 
 
-@pytest.mark.xfail(strict=True, reason="the lock says who died only if one knows who took it later; the evidence has no order yet")
 def test_a_dead_process_whose_request_comes_late_does_not_take_the_lease_of_its_living_successor(world: World) -> None:
-    """It asked a master that was stopped just then, and died; its successor took the lock and registered elsewhere; now that master goes on.
-
-    The late request holds the same evidence as the successor, so it "proves" that the living one is dead: its lease ends at once, while it
-    believes in it until its next renewal, and its tickets run elsewhere meanwhile.
-    """
-    dead, successor = _asked(lock=_LOCK), _asked(lock=_LOCK)
+    """It asked a master that was stopped just then, and died; its successor took the lock and registered elsewhere; now that master goes on."""
+    dead, successor = _asked(lock=_lock(1)), _asked(lock=_lock(2))
     living = world.members.register(successor).registration
-    with contextlib.suppress(NameInUse):
+    with world.unchanged(), pytest.raises(RegistrationOver):
         world.members.register(dead)
     assert world.link.call("EXISTS", world.keys.lease(living.incarnation)) == 1
+
+
+def test_a_dead_process_whose_request_comes_late_gets_nothing_also_when_its_successor_is_gone(world: World) -> None:
+    living = world.members.register(_asked(lock=_lock(2))).registration
+    world.link.call("DEL", world.keys.lease(living.incarnation))
+    with world.unchanged(), pytest.raises(RegistrationOver):
+        world.members.register(_asked(lock=_lock(1)))
+
+
+def test_the_repetition_of_a_dead_process_gives_it_no_longer_lease(world: World) -> None:
+    """It was registered; its second request lay in a stopped master when it died."""
+    asked = _asked()
+    incarnation = world.members.register(asked).registration.incarnation
+    world.link.call("PEXPIRE", world.keys.lease(incarnation), 5000)
+    again = world.members.register(asked)
+    assert (again.created, again.registration.incarnation) == (False, incarnation)
+    assert 0 < again.left_ms <= 5000
+    assert 0 < world.link.call("PTTL", world.keys.lease(incarnation)) <= 5000
+
+
+def test_the_repetition_of_a_dead_process_gives_it_no_lease_after_its_successor_has_one(world: World) -> None:
+    asked, successor = _asked(lock=_lock(1)), _asked(lock=_lock(2))
+    dead, living = (world.members.register(one).registration for one in (asked, successor))
+    with world.unchanged(), pytest.raises(RegistrationOver):
+        world.members.register(asked)
+    assert world.link.call("EXISTS", world.keys.lease(dead.incarnation), world.keys.lease(living.incarnation)) == 1
+
+
+@pytest.mark.parametrize("state", ["draining", "revoked"])
+def test_the_same_process_again_cannot_shake_off_what_was_decided_about_its_lease(world: World, state: str) -> None:
+    """Its own lock proves nothing about itself."""
+    asked = _asked(lock=_lock())
+    incarnation = world.members.register(asked).registration.incarnation
+    world.link.call("SET", world.keys.lease(incarnation), state, "KEEPTTL")
+    with world.unchanged(), pytest.raises(NameInUse):
+        world.members.register(asked)
+
+
+def test_a_process_that_begins_again_under_a_new_uuid_proves_that_the_old_one_is_over(world: World) -> None:
+    """The answers to its first requests were lost for longer than a lease; whatever of them comes later is of an earlier moment."""
+    first, second = _asked(lock=_lock(1)), _asked(lock=_lock(2))
+    world.members.register(first)
+    assert world.members.register(second).created
+    with world.unchanged(), pytest.raises(RegistrationOver):
+        world.members.register(first)
 
 
 def test_no_lock_on_both_sides_is_no_proof(world: World) -> None:
@@ -163,18 +210,26 @@ def test_no_lock_on_both_sides_is_no_proof(world: World) -> None:
         world.members.register(_asked(lock=NO_LOCK))
 
 
-@pytest.mark.parametrize("lock", ["boot:1:3", "other:1:2", "boot:1:2 ", NO_LOCK, ""])
-def test_another_lock_is_no_proof(world: World, lock: str) -> None:
-    world.members.register(_asked(lock=_LOCK))
+@pytest.mark.parametrize("lock", ["boot:1:3:2", "other:1:2:2", "boot:1:2:2 ", "boot:1:2", "boot:1:2:", "1:2:2", "boot:1:2:1", NO_LOCK, ""])
+def test_another_lock_or_the_same_moment_is_no_proof(world: World, lock: str) -> None:
+    world.members.register(_asked(lock=_lock(1)))
     with pytest.raises(NameInUse):
         world.members.register(_asked(lock=lock))
 
 
-def test_the_same_lock_proves_that_the_predecessor_is_dead(world: World) -> None:
+@pytest.mark.parametrize("former", ["boot:1", "boot:1:2", "1:2:1"])
+def test_a_former_without_a_moment_is_not_proven_dead(world: World, former: str) -> None:
+    """It was registered by an older Usher: its device and inode must not be read as a moment."""
+    world.members.register(_asked(lock=former))
+    with pytest.raises(NameInUse):
+        world.members.register(_asked(lock=former.replace("1", "9")))
+
+
+def test_the_same_lock_later_proves_that_the_predecessor_is_dead(world: World) -> None:
     leader = world.elect()
-    dead = world.join("a", lock=_LOCK)
+    dead = world.join("a", lock=_lock(1))
     ids = world.owned(leader, dead, b"T")
-    successor = world.join("a", lock=_LOCK)
+    successor = world.join("a", lock=_lock(2))
     assert world.lease(dead) is None
     assert dead.steps.renew(LEASE_MS).state == ""
     assert [found.id for found in leader.take_back(dead.incarnation, 10).found] == ids
@@ -188,8 +243,8 @@ def test_a_registration_that_nobody_can_read_is_replaced(world: World) -> None:
 
 
 def test_other_names_are_other_consumers(world: World) -> None:
-    first = world.members.register(_asked("a", _LOCK)).registration
-    second = world.members.register(_asked("a.", _LOCK)).registration
+    first = world.members.register(_asked("a", _lock(1))).registration
+    second = world.members.register(_asked("a.", _lock(2))).registration
     assert world.link.call("EXISTS", world.keys.lease(first.incarnation), world.keys.lease(second.incarnation)) == 2
 
 
@@ -210,7 +265,7 @@ def test_of_many_processes_that_want_a_name_at_once_one_gets_it(world: World) ->
 
 
 def test_one_process_that_asks_several_masters_at_once_is_one_incarnation(world: World) -> None:
-    asked = _asked(lock=_LOCK)
+    asked = _asked(lock=_lock())
 
     def ask(n: int) -> str:
         members = Membership(Link(world.link.url, f"test:{n}"), world.keys, LEASE_MS)

@@ -225,6 +225,18 @@ def out_of_order(executions: Iterable[Execution]) -> list[str]:
     return found
 
 
+def out_of_order_under_a_fence(executions: Iterable[Execution]) -> list[str]:
+    """Starts that came after the start of a later message of their ticket under the same fence, repeats included: those have a new fence."""
+    furthest: dict[tuple[str, int], int] = {}
+    found = []
+    for run in executions:
+        place = rank(run.stream_id.encode())
+        if place <= furthest.get((run.ticket, run.fence), -1):
+            found.append(f"{run.stream_id} of {run.ticket} started after a later one under the same fence {run.fence}")
+        furthest[run.ticket, run.fence] = max(furthest.get((run.ticket, run.fence), -1), place)
+    return found
+
+
 def overlaps(executions: Iterable[Execution], cut_off_ns: Callable[[Execution], int | None]) -> list[str]:
     """Executions that started while another one of their ticket ran. ``cut_off_ns``: when one that has no end was ended with its process."""
     by_ticket: dict[str, list[Execution]] = defaultdict(list)

@@ -15,7 +15,7 @@ from common.embedded import EmbeddedRedis
 from common.redis_client import Link
 from common.stream_id import rank
 from common.streams import pairs
-from tests.process.crew import KEYS, Crew, Producer, ids_in, out_of_order, overlaps, repeated
+from tests.process.crew import KEYS, Crew, Producer, ids_in, out_of_order, out_of_order_under_a_fence, overlaps, repeated
 from tests.process.machine import kill_all_of, processes_of, until
 from tests.topologies import figures
 
@@ -107,11 +107,17 @@ def test_a_destroyed_group_goes_on_where_it_was_and_the_repeats_are_those_that_w
     again = repeated(executions)
     assert [entry_id for entry_id in again if not is_between(entry_id, told["may_repeat"])] == []
     assert out_of_order(executions) == []
+    assert out_of_order_under_a_fence(executions) == []
     assert overlaps(executions, crew.cut_off_ns) == []
     assert not crew.events("worker_leaves"), "no consumer has lost anything"
     spanned = sum(is_between(entry_id, told["may_repeat"]) for entry_id in producer.accepted)
+    rejoined = crew.events("entries_rejoined")
     figures(
-        seconds=time.monotonic() - began, may_repeat=spanned, repeated=len(again), rejoined=sum(e["count"] for e in crew.events("entries_rejoined"))
+        seconds=time.monotonic() - began,
+        may_repeat=spanned,
+        repeated=len(again),
+        rejoined=sum(e["count"] for e in rejoined),
+        done_before=sum(e["done_before"] for e in rejoined),
     )
 
 

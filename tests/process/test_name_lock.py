@@ -16,7 +16,7 @@ import pytest
 from common import process
 from common.errors import StartRefused
 from common.process import NameLock, boot_id
-from common.registration import NO_LOCK
+from common.registration import NO_LOCK, held_later
 
 pytestmark = pytest.mark.process
 
@@ -52,12 +52,15 @@ def _its_child(holder: subprocess.Popen[str]) -> int:
     return int(holder.stdout.readline())
 
 
-def test_the_evidence_is_boot_device_and_inode(tmp_path: Path) -> None:
+def test_the_evidence_is_boot_device_inode_and_moment(tmp_path: Path) -> None:
     lock = NameLock(tmp_path, "c1")
     evidence = lock.acquire()
     file = lock.path.stat()
-    assert evidence == f"{boot_id()}:{file.st_dev}:{file.st_ino}"
-    assert lock.acquire() == evidence, "taking it again is fine"
+    assert evidence is not None
+    assert evidence.rpartition(":")[0] == f"{boot_id()}:{file.st_dev}:{file.st_ino}"
+    again = lock.acquire()
+    assert again is not None
+    assert held_later(again, evidence), "taking it again is fine, and is later"
     assert " " not in evidence, "it is one word of the registration"
 
 
@@ -67,7 +70,10 @@ def test_a_name_is_held_by_one_process_and_a_killed_holder_frees_it_at_once(tmp_
         assert NameLock(tmp_path, "c2").acquire() is not None
         holder.kill()
         holder.wait()
-        assert NameLock(tmp_path, "c1").acquire() == its_evidence, "the same lock: the predecessor is proved dead"
+        evidence = NameLock(tmp_path, "c1").acquire()
+        assert evidence is not None
+        assert held_later(evidence, its_evidence), "the same lock, later: the predecessor is proved dead"
+        assert not held_later(its_evidence, evidence)
 
 
 def test_a_stopped_holder_lives(tmp_path: Path) -> None:
@@ -88,7 +94,8 @@ def test_a_forked_child_that_outlives_the_holder_still_holds(tmp_path: Path) -> 
         deadline = time.monotonic() + 10  # it is not our child: nobody tells us when it is gone
         while (evidence := NameLock(tmp_path, "c1").acquire()) is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert evidence == its_evidence
+        assert evidence is not None
+        assert held_later(evidence, its_evidence)
 
 
 def test_a_program_that_the_holder_started_does_not_hold(tmp_path: Path) -> None:
@@ -97,7 +104,9 @@ def test_a_program_that_the_holder_started_does_not_hold(tmp_path: Path) -> None
         try:
             holder.kill()
             holder.wait()
-            assert NameLock(tmp_path, "c1").acquire() == its_evidence
+            evidence = NameLock(tmp_path, "c1").acquire()
+            assert evidence is not None
+            assert held_later(evidence, its_evidence)
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -116,7 +125,7 @@ def test_a_file_that_somebody_removed_gives_other_evidence(tmp_path: Path) -> No
         (tmp_path / "locks" / "c1.lock").unlink()
         evidence = NameLock(tmp_path, "c1").acquire()
         assert evidence is not None
-        assert evidence != its_evidence, "it proves nothing about a holder that may still live"
+        assert not held_later(evidence, its_evidence), "it proves nothing about a holder that may still live"
 
 
 def test_without_a_boot_id_the_name_is_still_locked_but_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,8 +280,9 @@ class BoardMachine(RuleBasedStateMachine):
                     ticket = self.board.tickets[part.ticket]
                     assert ticket.standing is Standing.OPEN
                     assert ticket.owner is None or ticket.owner.incarnation == target.incarnation
-        # Of two incarnations of a name the one that came last is chosen; the former is dead, and nobody has noticed.
-        chosen = {consumer.name: consumer for consumer in board.consumers.values() if consumer.accepts}
+        # Of two incarnations of a name the later one is chosen; the former is dead, and nobody has noticed.
+        by_generation = sorted(board.consumers.values(), key=lambda consumer: int(consumer.incarnation.rpartition(":")[2]))
+        chosen = {consumer.name: consumer for consumer in by_generation if consumer.accepts}
         there_is_room = any(consumer.room > 0 for consumer in chosen.values())
         stuck = [ticket.name for ticket in board.tickets.values() if self._could_go(ticket, there_is_room)]
         assert not stuck, f"forgotten: {stuck}"

@@ -78,3 +78,9 @@ def test_room_is_what_all_can_take_and_too_much_on_one_takes_nothing_from_anothe
     assert OpenConsumers([consumer("c1", 10), consumer("c2", 100), consumer("c3", 150)]).room == 90
     assert OpenConsumers([]).room == 0
     assert OpenConsumers([]).bound(10) == 0
+
+
+def test_of_two_incarnations_of_a_name_the_later_one_has_it() -> None:
+    """A look at the roster that is older than the successor's registration brings its predecessor back for a moment."""
+    former, later = consumer(BEST, generation=9), consumer(BEST, generation=10)
+    assert chosen(former, later) == chosen(later, former) == f"{BEST}:10"

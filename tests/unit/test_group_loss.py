@@ -84,6 +84,29 @@ def test_memory_adds_what_was_read_since_the_position_was_noted() -> None:
     assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0").read(b"26-0", b"29-0")) == Position(b"29-0", b"23-0")
 
 
+def test_what_another_master_read_since_it_was_noted_is_not_done_either() -> None:
+    """Lead went from us to another one and back within a second: 21-0 and 22-0 are pending, and the position is as we noted it."""
+    for ours in (Memory(DONE), Memory(DONE).read(b"21-0", b"21-0")):
+        memory = ours.found(b"22-0").read(b"23-0", b"25-0")
+        assert restart(reached(DONE, memory), Span(b"1-0", b"30-0")).start == b"20-0"
+
+
+def test_when_nobody_else_has_read_memory_stays_exact() -> None:
+    assert Memory().found(b"22-0") == Memory()
+    assert Memory(DONE).found(b"20-0") == Memory(DONE)
+    ours = Memory(DONE).read(b"23-0", b"25-0")
+    assert ours.found(b"25-0") == ours
+    assert ours.found(b"5-1") == ours, "the group was made again, lower"
+
+
+def test_it_never_begins_above_what_the_index_has_in_processing() -> None:
+    whole = Span(b"1-0", b"30-0")
+    assert restart(DONE, whole, lowest_held=b"15-0") == Restart(b"14-18446744073709551615", (b"15-0", b"20-0"))
+    assert restart(OPEN, whole, lowest_held=b"9-0") == Restart(b"8-18446744073709551615", (b"9-0", b"20-0"))
+    assert restart(OPEN, whole, lowest_held=b"15-0") == restart(OPEN, whole)
+    assert restart(DONE, whole, lowest_held=b"25-0") == Restart(b"20-0"), "what was handed over after the position was saved comes anyway"
+
+
 def test_what_another_master_saved_since_counts_alone() -> None:
     assert reached(Position(b"30-0", None), Memory(OPEN).read(b"21-0", b"25-0")) == Position(b"30-0", None)
     assert reached(OPEN, Memory()) == OPEN

@@ -4,7 +4,7 @@ import pytest
 
 from common.registration import NAME, NO_LOCK, Registration, name_of, parse
 
-_REGISTRATION = Registration("c1", "3f2b", "http://127.0.0.1:4711/api/health", slots=8, capacity=2000, lock="boot:2049:77", generation=7)
+_REGISTRATION = Registration("c1", "3f2b", "http://127.0.0.1:4711/api/health", slots=8, capacity=2000, lock="boot:2049:77:900", generation=7)
 
 
 def test_what_is_stored_reads_back() -> None:

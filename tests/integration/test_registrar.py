@@ -1,0 +1,99 @@
+"""consumer/registrar.py: what a consumer makes of the answers of masters. They come from a real HTTP server that says what the test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from common.clock import now_s
+from common.registration import Registration
+from common.service import Ended
+from consumer.master_client import MasterClient
+from consumer.registrar import Registrar, Taken
+
+
+class Master:
+    """Answers requests in turn with ``answers`` (status, document), and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.asked: list[dict[str, Any]] = []
+        master = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                master.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                status, document = master.answers.pop(0)
+                body = json.dumps(document).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    made = Master()
+    yield made
+    made.close()
+
+
+def _ask() -> Registration:
+    return Registration("c1", uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 4, 100)
+
+
+def _register(master: Master, *answers: tuple[int, dict[str, Any]]) -> Taken:
+    """Ask until a name is taken."""
+    master.answers += answers
+    taken: list[Taken] = []
+    registrar = Registrar(_ask, MasterClient([master.url], ""), taken.append)
+    try:
+        for _ in range(len(answers) - 1):
+            registrar.run_once()
+        with pytest.raises(Ended):
+            registrar.run_once()
+    finally:
+        registrar.on_end()
+    return taken[0]
+
+
+def _given(left_ms: int) -> dict[str, Any]:
+    return {"incarnation": "c1:7", "generation": 7, "lease_ms": 10_000, "left_ms": left_ms, "leader_url": None}
+
+
+def test_it_asks_again_under_the_same_uuid_for_as_long_as_it_is_not_over(master: Master) -> None:
+    taken = _register(master, (409, {}), (201, _given(10_000)))
+    assert {asked["uuid"] for asked in master.asked} == {taken.registration.uuid}
+
+
+def test_when_its_registration_is_over_it_begins_under_a_new_uuid(master: Master) -> None:
+    taken = _register(master, (410, {}), (201, _given(10_000)))
+    first, second = (asked["uuid"] for asked in master.asked)
+    assert first != second
+    assert taken.registration.uuid == second
+
+
+def test_a_lease_that_was_not_new_any_more_is_counted_by_what_is_left_of_it(master: Master) -> None:
+    before_s = now_s()
+    taken = _register(master, (200, _given(4_000)))
+    assert taken.lease_s == 10.0
+    assert before_s + 4.0 <= taken.sent_s + taken.lease_s <= now_s() + 4.0
