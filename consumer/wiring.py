@@ -103,12 +103,14 @@ class Incarnation:
             service.start()
 
     def stop(self, grace_s: float) -> None:
-        """Drain, then end every thread; those in a handler are not waited for any longer."""
-        self._drain.run(grace_s, self._say_goodbye)
-        for service in reversed(self.services):
+        """Drain, then end every thread; those in a handler are not waited for any longer. While such a one runs the guard watches on: it
+        ends the process, if that is still there, when another owner may begin."""
+        drained = self._drain.run(grace_s, self._say_goodbye)
+        ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
+        for service in ending:
             service.stop()
         until_s = now_s() + _JOIN_S
-        for service in reversed(self.services):
+        for service in ending:
             service.join(max(0.0, until_s - now_s()))
         self.reader.close()
         self._drain_link.close()
