@@ -25,7 +25,7 @@ import pytest
 #: Where distributions keep the server's programs, which are not on everybody's PATH.
 _SYSTEM = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "usr/local/pgsql/bin", "opt/homebrew/opt/postgresql*/bin")
 _NEEDED = ("postgres", "initdb")
-_NOT_HERE = "no PostgreSQL: pip install 'usher-streams[test]' brings one (Linux x86-64, Python up to 3.12), or install your system's postgresql package"
+_NOT_HERE = "no PostgreSQL: the extra `test` brings one (Linux x86-64, Python up to 3.12); else install your system's postgresql package"
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 60.0
 

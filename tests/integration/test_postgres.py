@@ -33,5 +33,5 @@ def test_a_server_that_is_over_has_left_no_process(tmp_path_short: Path) -> None
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
         assert len(processes) > 1
         assert all(process.uids().effective != 0 for process in processes)
-    gone, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=20)
     assert not alive
