@@ -112,10 +112,13 @@ class Postgres:
             self._run("postgres", "--version")
             self._run("initdb", "--version")
         except (PermissionError, AssertionError):
-            home = self._folder / "server"
+            installed, package = self._binaries.parent, self._folder / "copy" / "pgserver"
             for part in ("bin", "lib", "share"):
-                shutil.copytree(self._binaries.parent / part, home / part, symlinks=True)
-            self._binaries = home / "bin"
+                shutil.copytree(installed / part, package / installed.name / part, symlinks=True)
+            libraries = installed.parents[1] / "pgserver.libs"  # beside the package, where the wheel's programs look for it
+            if libraries.is_dir():
+                shutil.copytree(libraries, package.parent / libraries.name)
+            self._binaries = package / installed.name / "bin"
 
     def _run(self, program: str, *words: str | Path) -> None:
         command = [self._binaries / program, *words]
