@@ -101,7 +101,7 @@ class SqlSink:
 
     def create_tables(self) -> None:
         """Make the sink's tables where they are missing; safe in many processes at once. They only ever get new columns with a default."""
-        with _plain_errors(), self.engine.begin() as connection:
+        with plain_errors(), self.engine.begin() as connection:
             self._tables.create(connection)
 
     def ddl(self) -> str:
@@ -139,13 +139,13 @@ class SqlSink:
 
     def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
         """Remove up to ``at_once`` rows of each table that need not be kept; how many were. Called now and then by itself."""
-        with _plain_errors(), self.engine.begin() as connection:
+        with plain_errors(), self.engine.begin() as connection:
             return self._tables.prune(connection, self._keep_s, self._keep_most, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
         """A session, or None for a repeat."""
-        with _plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
+        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
             is_new = self._tables.admit(connection, message)
             if not self._checked:
                 self._tables.check_transactional(connection)
@@ -181,7 +181,8 @@ def session_in(connection: sa.Connection) -> sa.orm.Session:
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
+    """Errors of the database as SinkNotNow or SinkMisused, where they are that."""
     try:
         yield
     except sa.exc.SQLAlchemyError as error:

@@ -16,15 +16,15 @@ from consumer.handlers import load_handler
 from consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
 from consumer.sinks.sql import SqlSink
 from consumer.sinks.tables import storable
-from tests.sinks import Mark, accounts, add, database_url, engine, rows, sink  # noqa: F401
+from tests.sinks import Mark, accounts, add, rows
 
 
 @pytest.fixture
-def handle(sink: SqlSink) -> Callable[[Mark], None]:  # noqa: F811
+def handle(sink: SqlSink) -> Callable[[Mark], None]:
     return sink.exactly_once(add)
 
 
-def test_a_repeat_is_done_already_and_its_function_is_not_called(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_a_repeat_is_done_already_and_its_function_is_not_called(engine: sa.Engine, sink: SqlSink) -> None:
     calls = []
 
     @sink.exactly_once
@@ -38,7 +38,7 @@ def test_a_repeat_is_done_already_and_its_function_is_not_called(engine: sa.Engi
     assert accounts(engine) == {"T": 110}
 
 
-def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_block(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_block(engine: sa.Engine, sink: SqlSink) -> None:
     behind = []
 
     def handle(mark: Mark) -> None:
@@ -53,7 +53,7 @@ def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_
     assert accounts(engine) == {"T": 1}
 
 
-def test_a_lower_fence_stores_nothing(engine: sa.Engine, handle: Callable[[Mark], None]) -> None:  # noqa: F811
+def test_a_lower_fence_stores_nothing(engine: sa.Engine, handle: Callable[[Mark], None]) -> None:
     handle(Mark("T", "a", 7))
     with pytest.raises(StaleFence) as stale:
         handle(Mark("T", "b", 6))
@@ -65,7 +65,7 @@ def test_a_lower_fence_stores_nothing(engine: sa.Engine, handle: Callable[[Mark]
     assert rows(engine, "usher_uids") == 2
 
 
-def test_the_fence_of_a_repeat_counts(engine: sa.Engine, handle: Callable[[Mark], None]) -> None:  # noqa: F811
+def test_the_fence_of_a_repeat_counts(engine: sa.Engine, handle: Callable[[Mark], None]) -> None:
     handle(Mark("T", "a", 1))
     handle(Mark("T", "a", 9))
     with pytest.raises(StaleFence):
@@ -73,7 +73,7 @@ def test_the_fence_of_a_repeat_counts(engine: sa.Engine, handle: Callable[[Mark]
     assert accounts(engine) == {"T": 1}
 
 
-def test_what_raises_is_undone_with_its_uid_and_its_fence(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_what_raises_is_undone_with_its_uid_and_its_fence(engine: sa.Engine, sink: SqlSink) -> None:
     with pytest.raises(ZeroDivisionError), sink.transaction(Mark("T", "a", 5)) as session:
         add(Mark("T", "a", 5), session)
         raise ZeroDivisionError
@@ -84,7 +84,7 @@ def test_what_raises_is_undone_with_its_uid_and_its_fence(engine: sa.Engine, sin
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_ending_the_transaction_inside_is_refused_and_stores_nothing_twice(engine: sa.Engine, sink: SqlSink, end: str) -> None:  # noqa: F811
+def test_ending_the_transaction_inside_is_refused_and_stores_nothing_twice(engine: sa.Engine, sink: SqlSink, end: str) -> None:
     with pytest.raises(SinkMisused, match="leave commit and rollback to the sink"), sink.transaction(Mark("T", "a", 1)) as session:
         add(Mark("T", "a", 1), session)
         getattr(session.connection(), end)() if end == "commit" else session.rollback()
@@ -93,7 +93,7 @@ def test_ending_the_transaction_inside_is_refused_and_stores_nothing_twice(engin
     assert accounts(engine) == {"T": 1}
 
 
-def test_the_commit_of_a_session_ends_nothing(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_the_commit_of_a_session_ends_nothing(engine: sa.Engine, sink: SqlSink) -> None:
     with pytest.raises(ZeroDivisionError), sink.transaction(Mark("T", "a", 1)) as session:
         add(Mark("T", "a", 1), session)
         session.commit()
@@ -101,7 +101,7 @@ def test_the_commit_of_a_session_ends_nothing(engine: sa.Engine, sink: SqlSink) 
     assert accounts(engine) == {}
 
 
-def test_a_failed_statement_that_the_handler_swallowed_is_no_success(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_a_failed_statement_that_the_handler_swallowed_is_no_success(engine: sa.Engine, sink: SqlSink) -> None:
     """PostgreSQL would answer the COMMIT with a rollback, and the message would be acknowledged without its effect."""
 
     def handle() -> None:
@@ -121,19 +121,19 @@ def test_a_failed_statement_that_the_handler_swallowed_is_no_success(engine: sa.
         assert (accounts(engine), rows(engine, "usher_uids")) == ({"T": 1}, 1)
 
 
-def test_autocommit_is_refused(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_autocommit_is_refused(engine: sa.Engine, sink: SqlSink) -> None:
     careless = SqlSink(sa.create_engine(engine.url, isolation_level="AUTOCOMMIT"))
     with pytest.raises(SinkMisused, match="AUTOCOMMIT"), careless.transaction(Mark("T", "a", 1)):
         pass
     careless.engine.dispose()
 
 
-def test_missing_tables_are_named_with_the_way_out(engine: sa.Engine) -> None:  # noqa: F811
+def test_missing_tables_are_named_with_the_way_out(engine: sa.Engine) -> None:
     with pytest.raises(SinkMisused, match=r"usher_fences.*create_tables\(\)"), SqlSink(engine).transaction(Mark("T", "a", 1)):
         pass
 
 
-def test_tables_can_be_made_by_many_at_once_and_by_the_ddl(engine: sa.Engine) -> None:  # noqa: F811
+def test_tables_can_be_made_by_many_at_once_and_by_the_ddl(engine: sa.Engine) -> None:
     problems: list[BaseException] = []
 
     def make() -> None:
@@ -155,14 +155,14 @@ def test_tables_can_be_made_by_many_at_once_and_by_the_ddl(engine: sa.Engine) ->
     assert {"usher_fences", "usher_uids"} <= set(sa.inspect(engine).get_table_names())
 
 
-def test_two_names_do_not_know_each_other(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_two_names_do_not_know_each_other(engine: sa.Engine, sink: SqlSink) -> None:
     for used in (sink, SqlSink(engine, "mails"), sink):
         used.exactly_once(add)(Mark("T", "a", 1))
     assert accounts(engine) == {"T": 2}
 
 
 @pytest.mark.parametrize("uid", ["", "ä", "x" * 5000, "a\0b", "a\udcff", "sha256:" + "0" * 64, "%s :x '\""])
-def test_any_uid_is_known_again(engine: sa.Engine, handle: Callable[[Mark], None], uid: str) -> None:  # noqa: F811
+def test_any_uid_is_known_again(engine: sa.Engine, handle: Callable[[Mark], None], uid: str) -> None:
     for _ in range(2):
         handle(Mark("T", uid, 1))
         handle(Mark("T", uid + "-", 1))
@@ -170,7 +170,7 @@ def test_any_uid_is_known_again(engine: sa.Engine, handle: Callable[[Mark], None
     assert storable(storable(uid)) != storable(uid) or storable(uid) == uid
 
 
-def test_what_is_old_is_removed_and_what_is_young_is_not(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_what_is_old_is_removed_and_what_is_young_is_not(engine: sa.Engine, sink: SqlSink) -> None:
     handle = sink.exactly_once(add)
     for number in range(30):
         handle(Mark(f"T{number % 3}", f"u{number}", 1))
@@ -185,7 +185,7 @@ def test_what_is_old_is_removed_and_what_is_young_is_not(engine: sa.Engine, sink
     assert accounts(engine) == {"T0": 11, "T1": 10, "T2": 10}
 
 
-def test_at_most_so_many_are_kept_the_youngest(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_at_most_so_many_are_kept_the_youngest(engine: sa.Engine, sink: SqlSink) -> None:
     handle = sink.exactly_once(add)
     for number in range(10):
         handle(Mark("T", f"u{number}", 1))
@@ -197,7 +197,7 @@ def test_at_most_so_many_are_kept_the_youngest(engine: sa.Engine, sink: SqlSink)
         assert sorted(connection.scalars(sa.text("SELECT uid FROM usher_uids"))) == ["u6", "u7", "u8", "u9"]
 
 
-def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consumer.sinks.sql.PRUNE_EVERY", 5)
     own = SqlSink(engine, keep_s=-5)  # everything is old at once
     own.create_tables()
@@ -206,7 +206,7 @@ def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.Monke
     assert (rows(engine, "usher_uids"), rows(engine, "usher_fences")) == (0, 0)
 
 
-def test_many_threads_with_all_kinds_of_repeats_and_zombies_add_up(engine: sa.Engine, sink: SqlSink) -> None:  # noqa: F811
+def test_many_threads_with_all_kinds_of_repeats_and_zombies_add_up(engine: sa.Engine, sink: SqlSink) -> None:
     """Every message is offered three times, under rising fences, in a wild order; whoever is refused for the moment comes again."""
     tickets, each = 4, 12
     handle = sink.exactly_once(add)
@@ -239,7 +239,7 @@ def test_many_threads_with_all_kinds_of_repeats_and_zombies_add_up(engine: sa.En
     assert accounts(engine) == {f"T{ticket}": each * (each + 1) // 2 for ticket in range(tickets)}
 
 
-def test_a_locked_database_is_not_now(engine: sa.Engine, database_url: str) -> None:  # noqa: F811
+def test_a_locked_database_is_not_now(engine: sa.Engine, database_url: str) -> None:
     impatient = {"timeout": 0.05} if engine.dialect.name == "sqlite" else {"options": "-c lock_timeout=50ms"}
     hasty = SqlSink(sa.create_engine(database_url, connect_args=impatient))
     hasty.create_tables()
@@ -261,7 +261,7 @@ def test_the_decorated_function_is_a_handler(tmp_path: Any, monkeypatch: pytest.
     assert load_handler("decorated_once:handle").is_async is False
 
 
-def test_an_async_function_is_told_where_to_go(sink: SqlSink) -> None:  # noqa: F811
+def test_an_async_function_is_told_where_to_go(sink: SqlSink) -> None:
     async def handle(mark: Mark, session: Session) -> None: ...
 
     with pytest.raises(SinkMisused, match="AsyncSqlSink"):

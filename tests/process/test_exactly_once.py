@@ -24,7 +24,7 @@ from tests.topologies import figures
 
 pytestmark = pytest.mark.process
 
-_RIDES, _RIDERS = 120, 40
+_RIDES, _RIDERS = 100, 40
 _DOUBLE, _BEFORE, _AFTER = 0.10, 0.10, 0.05
 _HANDLERS = '''
 import os
