@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +44,23 @@ def rows(engine: sa.Engine, table: str) -> int:
         return int(connection.scalar(sa.text(f"SELECT count(*) FROM {table}")) or 0)
 
 
+@contextlib.contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory, where there is such a place: SQLite waits for the disk several times per commit, and no test cuts the power."""
+    memory = Path("/dev/shm")
+    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="usher-", dir=place) as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of an empty database of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/effects.db"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
+    if request.param == "postgresql":
+        yield request.getfixturevalue("postgres_url")
+        return
+    with quick_folder() as folder:
+        yield f"sqlite:///{folder}/effects.db"
 
 
 @pytest.fixture

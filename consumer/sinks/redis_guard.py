@@ -36,6 +36,8 @@ from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
 from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence
 
+#: In a folder of its own: it runs on the Redis of the effects, so its commands are none that Usher's own user needs (common/doctor/rights.py).
+_SCRIPT = "sinks/guard"
 _WEEK_S = 7 * 86_400.0
 _AGAIN_S = 0.5
 
@@ -75,7 +77,7 @@ class RedisGuard:
         uid = message.uid.encode("utf-8", "surrogateescape")
         arguments: list[Arg] = [message.fence, uid, self._keep_ms, self._keep_most, *words]
         try:
-            kind, *rest = self._runner().run("guard", [*self._own_keys(message), *touched], arguments)
+            kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(f"Redis cannot do it for the moment, or did it without our knowing: {trouble}", _AGAIN_S) from trouble
         if kind == b"STALE":

@@ -18,8 +18,10 @@ import sqlalchemy as sa
 
 from common.embedded import EmbeddedRedis
 from common.redis_client import Link
+from consumer.sinks.sql import SqlSink
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import kill_all_of, processes_of
+from tests.sinks import quick_folder
 from tests.topologies import figures
 
 pytestmark = pytest.mark.process
@@ -109,16 +111,20 @@ def prepared(url: str) -> sa.Engine:
         connection.execute(sa.text(f"CREATE TABLE ledger (n {serial}, rider TEXT NOT NULL, uid TEXT NOT NULL, amount BIGINT NOT NULL)"))
         connection.execute(sa.text("CREATE TABLE riders (rider TEXT PRIMARY KEY, total BIGINT NOT NULL)"))
         connection.execute(sa.text("INSERT INTO riders VALUES (:rider, 0)"), [{"rider": f"R{n}"} for n in range(_RIDERS)])
-    from consumer.sinks.sql import SqlSink
-
     SqlSink(engine).create_tables()
     return engine
 
 
-def test_every_ride_is_paid_once_although_it_is_sent_twice_and_its_process_is_killed(folder: Path, postgres_url: str) -> None:
+@pytest.fixture
+def sqlite_url() -> Iterator[str]:
+    with quick_folder() as fast:
+        yield f"sqlite:///{fast}/rides.db"
+
+
+def test_every_ride_is_paid_once_although_it_is_sent_twice_and_its_process_is_killed(folder: Path, sqlite_url: str, postgres_url: str) -> None:
     rng = random.Random(20)
     source = rides(rng)
-    urls = {"sqlite": f"sqlite:///{folder}/rides.db", "postgresql": postgres_url}
+    urls = {"sqlite": sqlite_url, "postgresql": postgres_url}
     engines = {name: prepared(url) for name, url in urls.items()}
     crashed = folder / "crashed"
     crashed.mkdir()
