@@ -38,6 +38,7 @@ COMMANDS: dict[str, Listed] = {
     "tickets": Listed("master.commands.tickets:tickets", "Look at tickets in processing."),
     "consumers": Listed("master.commands.consumers:consumers", "Look at the registered consumers."),
     "doctor": Listed("common.commands.doctor:doctor", "Check Redis and what its set-up means for the promise."),
+    "torture": Listed("consumer.commands.torture:torture", "Try your handler against repeats, kills and zombies."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
     "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),
     "bench": Listed("common.commands.bench:bench", "Measure throughput and latency on this machine."),

@@ -24,7 +24,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "flask": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "gunicorn": ("common/serving.py", "common/serving_worker.py"),
+    "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),
+    # An extra: nothing else may need it. common/outbox will.
+    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py"),
 }
 #: Where decisions are made: values in, values out.
 PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py")
@@ -32,7 +35,10 @@ IMPURE = frozenset({"redis", "time", "datetime", "threading", "asyncio", "os", "
 #: Where threads begin: services; and pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions).
 THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/health_checker.py")
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
-ENVIRONMENT_IN = ("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "common/demo/handlers.py", "common/bench/handlers.py")
+ENVIRONMENT_IN = (
+    *("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "consumer/torture/pytest_plugin.py"),
+    *("common/demo/handlers.py", "common/bench/handlers.py", "consumer/sinks/examples.py"),
+)
 
 FILE_LINES = 400
 FUNCTION_LINES = 50

@@ -13,7 +13,8 @@ from tests.rules import ONLY_IN, PACKAGES, ROOT, Source, sources
 
 _PROGRAM = sources(*PACKAGES)
 _TESTS = sources("tests")
-_SCRIPTS = {file.stem: file.read_text(encoding="utf-8") for file in sorted((ROOT / "common" / "lua").glob("*.lua"))}
+_LUA = ROOT / "common" / "lua"
+_SCRIPTS = {file.stem: file.read_text(encoding="utf-8") for file in sorted([*_LUA.glob("*.lua"), *_LUA.glob("sinks/*.lua")])}
 _IMPORT = [sys.executable, "-B", "-m", "tests.import_quietly"]
 
 

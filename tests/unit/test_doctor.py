@@ -303,6 +303,8 @@ def test_every_command_of_every_script_is_among_the_rights() -> None:
     folder = Path(str(resources.files("common") / "lua"))
     used = set()
     for file in folder.rglob("*.lua"):
+        if file.parent.name == "sinks":
+            continue  # runs on the Redis of a handler's effects, under a user of its own
         text = re.sub(r"--.*", "", file.read_text(encoding="utf-8"))
         used |= {" ".join(filter(None, words)) for words in re.findall(r"redis\.p?call\('(\w+)'(?:, '(GROUPS|STREAM|CONSUMERS|DELCONSUMER)')?", text)}
         used |= set(re.findall(r"command = \{'(\w+)'", text))

@@ -1,0 +1,35 @@
+-- guard: the commands of a handler's effect, once per uid, refused under an old fence.
+-- KEYS: 1 fence of the ticket, 2 uids of the ticket, 3 and on: keys of the commands
+-- ARGV: 1 fence, 2 uid, 3 ms for which fence and uid are kept, 4 most uids kept, 5 and on: each command: number of its words, words
+-- Returns: {"APPLIED", replies...} | {"DUPLICATE"} | {"STALE", the higher fence} | {"REFUSED", number of the command, error} | {"PARTLY", number, error}
+-- Why Lua: fence, uid and effect in one step. A script that fails is not undone: when the first command is refused nothing has happened and
+--          nothing is kept; when a later one is, the uid is kept as partly applied, and no repeat adds to the half.
+-- Memory: refused when full
+local fence, uid = ARGV[1], ARGV[2]
+local function above(a, b) return #a > #b or (#a == #b and a > b) end -- decimals without leading zeros; as numbers they would be rounded
+local seen = redis.call('GET', KEYS[1])
+if seen and above(seen, fence) then return {'STALE', seen} end
+if redis.call('ZSCORE', KEYS[2], 'done:' .. uid) then return {'DUPLICATE'} end
+if redis.call('ZSCORE', KEYS[2], 'half:' .. uid) then return {'PARTLY', '0', 'by an earlier try'} end
+local answer, at, number = {'APPLIED'}, 5, 0
+local mark = 'done:'
+while at <= #ARGV do
+  local words = {}
+  for i = at + 1, at + tonumber(ARGV[at]) do words[#words + 1] = ARGV[i] end
+  at, number = at + #words + 1, number + 1
+  local reply = redis.pcall(unpack(words))
+  if type(reply) == 'table' and reply.err then
+    if number == 1 then return {'REFUSED', '1', reply.err} end
+    answer, mark = {'PARTLY', tostring(number), reply.err}, 'half:'
+    break
+  end
+  answer[#answer + 1] = reply
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('SET', KEYS[1], fence, 'PX', ARGV[3])
+redis.call('ZADD', KEYS[2], now, mark .. uid)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('(%.0f', now - tonumber(ARGV[3])))
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[4]))
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return answer

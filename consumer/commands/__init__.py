@@ -1,0 +1,1 @@
+"""Commands of the consumer's side."""

@@ -1,0 +1,26 @@
+"""Sinks: where a handler's effects go, so that each happens exactly once although messages may be handled twice.
+
+Three things can go wrong with an effect, whatever system delivers the message:
+
+* the handler's process dies after the effect and before the acknowledgement: the message comes again;
+* a producer, or the relay before it, sends the message twice: two entries with the same ``uid``;
+* a *zombie*: a process stands still in the middle of a handler for longer than its lease, its ticket goes on elsewhere under a higher
+  fence, and then it wakes up and does what it was about to do.
+
+Asking first (``still_mine()``, "is the uid known?") cures none of them: the process can stand still right after the answer. The place that
+stores the effect must check, in the same atomic step. What Usher has for that:
+
+==================  =====================================  ==========================================================================
+place               module                                 what makes it atomic
+==================  =====================================  ==========================================================================
+SQLite, PostgreSQL  ``consumer.sinks.sql``                 fence, uid and effect in one transaction
+the same, async     ``consumer.sinks.sql_async``           the same, for ``async def`` handlers
+Redis               ``consumer.sinks.redis_guard``         fence, uid and commands in one script
+an HTTP service     ``consumer.sinks.http``                two headers, and the service keeps them in one transaction with its effect
+==================  =====================================  ==========================================================================
+
+The outcomes have names (``consumer.sinks.outcomes``): a *duplicate* counts as done; a *stale fence* means that nothing was stored, since the
+ticket has another owner; *not now* means that the same message is to be tried again later, and nothing is lost.
+
+``usher torture module:function`` runs a handler against all of this and says what became of its effects.
+"""

@@ -1,0 +1,80 @@
+"""Effects in another service, over HTTP: the handler sends uid and fence along, and the service checks them where it stores the effect.
+
+The handler's side::
+
+    def handle(message):
+        answer = requests.post("https://payments/charges", json=message.json(), headers=headers(message), timeout=10)
+        refuse_by_status(message, answer.status_code)
+
+The service's side, with the SQL sink in its own database (here with Flask)::
+
+    @app.post("/charges")
+    def charge():
+        try:
+            with sink.transaction(received(request.headers)) as session:    # a repeat ends the block, and is answered like the first
+                session.execute(...)
+        except StaleFence:
+            return {"error": "stale fence"}, 409
+        except SinkNotNow:
+            return {"error": "not now"}, 503
+        return {"status": "ok"}
+
+``Idempotency-Key`` is what many services know already (Stripe, PayPal, Adyen): such a service alone makes repeats harmless, and only a zombie's
+old fence is left; where effects are not only added but overwritten, the fence matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+FENCE = "Usher-Fence"
+TICKET = "Usher-Ticket"
+_SAFE = "!#$&'()*+,-./:;<=>?@[]^_`{|}~"  # all printable ASCII but the quote, the backslash and the percent sign itself
+_LARGEST_FENCE = 2**63 - 1
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a service knows of the message behind a request; a sink's ``transaction`` takes it like a message."""
+
+    ticket_id: str
+    uid: str
+    fence: int
+
+
+def headers(message: Marked) -> dict[str, str]:
+    """``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``. What a header cannot hold is percent-encoded; plain ones stay."""
+    return {IDEMPOTENCY_KEY: _encoded(message.uid), FENCE: str(message.fence), TICKET: _encoded(message.ticket_id)}
+
+
+def received(given: Mapping[str, str]) -> Received:
+    """The other way round, from a request's headers (of any framework whose mapping knows them by these names). Raises SinkMisused: answer 400."""
+    missing = [name for name in (IDEMPOTENCY_KEY, FENCE, TICKET) if not given.get(name)]
+    if missing:
+        raise SinkMisused(f"headers are missing: {', '.join(missing)}")
+    fence = given[FENCE]
+    if not fence.isascii() or not fence.isdecimal() or int(fence[:20]) > _LARGEST_FENCE or len(fence) > len(str(_LARGEST_FENCE)):
+        raise SinkMisused(f"{FENCE} must be a whole number below 2^63")
+    return Received(_decoded(given[TICKET]), _decoded(given[IDEMPOTENCY_KEY]), int(fence))
+
+
+def refuse_by_status(message: Marked, status: int) -> None:
+    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx; nothing otherwise."""
+    if status == 409:
+        raise StaleFence(message)
+    if status in (408, 425, 429) or status >= 500:
+        raise SinkNotNow(f"the service answered {status}", _AGAIN_S)
+
+
+def _encoded(text: str) -> str:
+    return quote(text.encode("utf-8", "surrogateescape"), safe=_SAFE)
+
+
+def _decoded(text: str) -> str:
+    return unquote(text, "utf-8", "surrogateescape")

@@ -1,0 +1,49 @@
+"""What a sink answers when it does not simply store the effect. Named, so that a handler can tell them apart."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from common.errors import OwnershipLost, RetryLater, UsherError
+
+
+class Marked(Protocol):
+    """What a sink needs of a message; a consumer's message has it, and so has what ``consumer.sinks.http.received`` returns."""
+
+    @property
+    def ticket_id(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def fence(self) -> int: ...
+
+
+class Duplicate(UsherError):
+    """The effect of this message is already stored: it counts as done."""
+
+
+class StaleFence(OwnershipLost):
+    """A higher fence was seen for this ticket: it has another owner, and nothing was stored.
+
+    Let it out of the handler. In a consumer whose lease has ended nothing follows: its acknowledgements and dead letters are refused, and
+    the message is its new owner's business. Where it comes again and again from a living owner, the sink has seen fences of another Redis.
+    """
+
+    def __init__(self, message: Marked) -> None:
+        super().__init__(f"ticket {message.ticket_id!r} has an owner with a higher fence than {message.fence}; nothing was stored")
+
+
+class SinkNotNow(RetryLater):
+    """The sink could not do it for the moment, or nobody knows whether it did: the same message is tried again, uncharged.
+
+    Nothing is lost and nothing doubled by that: if the effect was stored after all, the next try finds its uid.
+    """
+
+    def __init__(self, reason: str, after_s: float) -> None:
+        super().__init__(after_s, reason)
+
+
+class SinkMisused(UsherError):
+    """The sink cannot keep its word with what it was given; the message says what to change."""

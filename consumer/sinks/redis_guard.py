@@ -1,0 +1,113 @@
+"""Effects in Redis, once per message and never under an old fence: one script checks, applies the commands, and remembers.
+
+::
+
+    guard = RedisGuard("redis://effects-server/0")
+
+    def handle(message):
+        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5), ("LPUSH", f"log:{message.ticket_id}", message.uid))
+
+The first word after a command's name is taken for its key; for others say ``keys=[...]``. On a cluster all of them, and the guard's own two
+(``{ticket}`` is their hash tag), must be in one slot: put the ticket in braces, ``total:{42}``.
+
+=============================================  =====================================================================================
+the uid is known                               Outcome.DUPLICATE, nothing is done: count it as done
+a higher fence was seen                        StaleFence, nothing is done
+the first command is refused (wrong type ...)  CommandRefused, nothing is done; tried again as any error of a handler
+a later command is refused                     GiveUp: Redis does not undo what the commands before it did, so the message becomes a dead
+                                               letter, and a repeat of it is refused too
+Redis is away, or its reply is lost            SinkNotNow; the next try finds the uid, or does it
+=============================================  =====================================================================================
+
+Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them; the fence as long. A repeat that comes later is applied again. The
+promise is as durable as that Redis: what a failover or a power loss takes away, it takes with its effect, in the same step.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from common.errors import GiveUp, NotNow, ReplyUnknown
+from common.redis_client import Arg, CommandRefused, Link
+from common.scripts import ScriptRunner
+from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence
+
+#: In a folder of its own: it runs on the Redis of the effects, so its commands are none that Usher's own user needs (common/doctor/rights.py).
+_SCRIPT = "sinks/guard"
+_WEEK_S = 7 * 86_400.0
+_AGAIN_S = 0.5
+
+
+class Outcome(enum.Enum):
+    """What became of an effect."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+
+
+class Applied(NamedTuple):
+    """The outcome, and the replies of the commands (none for a duplicate)."""
+
+    outcome: Outcome
+    replies: list[Any]
+
+
+class RedisGuard:
+    """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets a connection of its own."""
+
+    def __init__(self, redis_url: str, name: str = "default", *, keep_s: float = _WEEK_S, keep_most: int = 10_000) -> None:
+        if keep_s <= 0 or keep_most < 1:
+            raise SinkMisused("keep_s and keep_most must be positive: a guard that keeps nothing knows no repeat")
+        self._url = redis_url
+        self._name = name
+        self._keep_ms = max(1, int(keep_s * 1000))
+        self._keep_most = keep_most
+        self._mine = threading.local()
+
+    def apply(self, message: Marked, *commands: Sequence[Arg], keys: Sequence[str] | None = None) -> Applied:
+        """Apply ``commands`` in one atomic step, unless the message's effect is there. Raises as the module says."""
+        words: list[Arg] = []
+        for command in commands:
+            words += [len(command), *command]
+        touched = [_text(command[1]) for command in commands if len(command) > 1] if keys is None else list(keys)
+        uid = message.uid.encode("utf-8", "surrogateescape")
+        arguments: list[Arg] = [message.fence, uid, self._keep_ms, self._keep_most, *words]
+        try:
+            kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
+        except (NotNow, ReplyUnknown) as trouble:
+            raise SinkNotNow(f"Redis cannot do it for the moment, or did it without our knowing: {trouble}", _AGAIN_S) from trouble
+        if kind == b"STALE":
+            raise StaleFence(message)
+        if kind == b"REFUSED":
+            raise CommandRefused(rest[1].decode("utf-8", "replace"))
+        if kind == b"PARTLY":
+            raise GiveUp(f"the effect was applied in part: command {int(rest[0])} was refused ({rest[1].decode('utf-8', 'replace')})")
+        return Applied(Outcome.DUPLICATE, []) if kind == b"DUPLICATE" else Applied(Outcome.APPLIED, rest)
+
+    def close(self) -> None:
+        """Close the connection of this thread."""
+        made = getattr(self._mine, "made", None)
+        if made is not None:
+            made[1].close()
+            del self._mine.made
+
+    def _own_keys(self, message: Marked) -> list[str]:
+        ticket = message.ticket_id
+        tag = ticket if ticket and "}" not in ticket else ticket.encode().hex()  # an empty tag, or half a one, is none
+        return [f"usher:guard:{self._name}:{{{tag}}}:fence", f"usher:guard:{self._name}:{{{tag}}}:uids"]
+
+    def _runner(self) -> ScriptRunner:
+        made = getattr(self._mine, "made", None)
+        if made is None or made[0] != os.getpid():  # a forked child must not speak on its parent's connection
+            link = Link(self._url, "usher:guard")
+            made = self._mine.made = (os.getpid(), link, ScriptRunner(link))
+        runner: ScriptRunner = made[2]
+        return runner
+
+
+def _text(key: Arg) -> str:
+    return key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else str(key)

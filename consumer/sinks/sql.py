@@ -1,0 +1,202 @@
+"""Exactly-once effects in SQLite or PostgreSQL: fence, uid and the handler's own statements are one transaction.
+
+::
+
+    from consumer.sinks.sql import SqlSink
+
+    sink = SqlSink("postgresql+psycopg://localhost/shop")      # or any SQLAlchemy engine
+    sink.create_tables()                                       # once; or put sink.ddl() into your migrations
+
+    @sink.exactly_once                                         # the handler that USHER_HANDLER names
+    def handle(message, session):
+        session.execute(text("UPDATE accounts SET total = total + :n WHERE id = :id"), {"n": int(message.fields["amount"]), "id": message.ticket_id})
+
+    def handle(message):                                       # or, when only a part of the handler is to be exactly once
+        with sink.transaction(message) as session:
+            session.execute(...)
+
+What happens, and what then
+---------------------------
+==============================================  ====================================================================================
+the uid is known in this ticket (a repeat)      counts as done: ``exactly_once`` does not call the function; in the ``with`` form the
+                                                first use of the session ends the block quietly, and the handler goes on behind it
+a higher fence was seen (we are a zombie)       StaleFence; nothing is stored, the ticket is its new owner's
+the function raises                             all of it is rolled back, and the message is tried again as any other
+deadlock, serialization failure, lock timeout   SinkNotNow: all of it is rolled back; the consumer starts the message again soon,
+                                                uncharged. Nothing is retried in here: a handler may only ever see a new attempt
+the database is away                            SinkNotNow; the ticket waits, others go on; it never becomes a dead letter by that
+the connection breaks at the COMMIT             SinkNotNow, since nobody knows; the next try finds the uid, or does it
+==============================================  ====================================================================================
+
+Isolation
+---------
+READ COMMITTED (PostgreSQL's default) is enough, since nothing is decided by a read: the fence's row is written first, with the condition in
+the statement (``ON CONFLICT ... DO UPDATE ... WHERE fence <= :fence``). That locks the row of the ticket until the end of the
+transaction, and whoever waited for it compares with what was committed meanwhile. REPEATABLE READ and SERIALIZABLE work too and give
+more SinkNotNow. SQLite's writers are one after another anyway.
+
+A zombie that stands still *inside* its transaction holds that lock, and the new owner of the ticket waits for it. Let PostgreSQL end it:
+``create_engine(url, connect_args={"options": "-c idle_in_transaction_session_timeout=30s -c lock_timeout=10s"})``. SQLite is a file and has
+nobody to do that: all its writers wait until the zombie wakes up or is killed.
+
+What it costs: two statements more in the transaction (two round trips), and one row per message for as long as it is kept.
+
+What is kept
+------------
+Uids and fences are removed when they are older than ``keep_s`` (7 days), uids also beyond ``keep_most``, a few now and then after a
+transaction, by the database's clock. A repeat that comes later than that is handled again; so keep them for longer than the longest time
+after which a message can come again: its age in the stream, a producer's or outbox' last resend, a dead letter's redrive. The uid counts
+within its ticket. A message without a ``uid`` field has its stream id, which knows an entry again, but not a second one that a producer
+sent.
+
+One ``name`` per use: two handlers (or streams) that keep their effects in one database must not share what they have seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+from common.log import event
+from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused
+from consumer.sinks.tables import SinkTables, sa
+from consumer.sinks.trouble import translated
+
+log = logging.getLogger(__name__)
+
+WEEK_S = 7 * 86_400.0
+#: Old rows are looked for once in so many transactions of a process, and at most so many removed then: more than were added meanwhile.
+PRUNE_EVERY = 500
+PRUNE_AT_ONCE = 1000
+
+M = TypeVar("M", bound=Marked)
+
+
+class SqlSink:
+    """Exactly-once effects through one SQLAlchemy engine (see the module). Threads may share it.
+
+    ``keep_s``: seconds for which uids and fences are kept; ``keep_most``: most uids kept, None for no bound. Raises SinkMisused for
+    databases other than PostgreSQL and SQLite.
+    """
+
+    def __init__(
+        self, engine: sa.Engine | str, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
+    ) -> None:
+        self.engine = sa.create_engine(engine) if isinstance(engine, str) else engine
+        self._tables = SinkTables(self.engine.dialect.name, name, schema)
+        self._keep_s = keep_s
+        self._keep_most = keep_most
+        self._turns = itertools.count(1)
+        self._checked = False
+
+    @property
+    def metadata(self) -> sa.MetaData:
+        """For a migration tool that compares tables (Alembic's ``target_metadata``)."""
+        return self._tables.metadata
+
+    def create_tables(self) -> None:
+        """Make the sink's tables where they are missing; safe in many processes at once. They only ever get new columns with a default."""
+        with plain_errors(), self.engine.begin() as connection:
+            self._tables.create(connection)
+
+    def ddl(self) -> str:
+        """What ``create_tables`` runs, for this engine's dialect."""
+        return self._tables.ddl(self.engine.dialect)
+
+    @contextlib.contextmanager
+    def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
+        """A session in the transaction that also holds the fence and the uid; committed at the end of the block, unless it raises.
+
+        Of a repeat the block ends at the first use of the session. Raises StaleFence, SinkNotNow and SinkMisused.
+        """
+        with self._admitted(message) as session:
+            if session is not None:
+                yield session
+                return
+            try:
+                yield cast("sa.orm.Session", _NotAgain(message))
+            except Duplicate:
+                pass  # its effect is stored
+
+    def exactly_once(self, handle: Callable[[M, sa.orm.Session], Any]) -> Callable[[M], None]:
+        """Decorator: ``handle(message, session)`` becomes a handler of one argument that runs in ``transaction`` and never for a repeat."""
+        if inspect.iscoroutinefunction(handle):
+            raise SinkMisused("this handler is `async def`: use consumer.sinks.sql_async.AsyncSqlSink")
+
+        @functools.wraps(handle)
+        def handle_once(message: M) -> None:
+            with self._admitted(message) as session:
+                if session is not None:
+                    handle(message, session)
+
+        handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
+        return handle_once
+
+    def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
+        """Remove up to ``at_once`` rows of each table that need not be kept; how many were. Called now and then by itself."""
+        with plain_errors(), self.engine.begin() as connection:
+            return self._tables.prune(connection, self._keep_s, self._keep_most, at_once)
+
+    @contextlib.contextmanager
+    def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
+        """A session, or None for a repeat."""
+        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
+            is_new = self._tables.admit(connection, message)
+            if not self._checked:
+                self._tables.check_transactional(connection)
+                self._checked = True
+            if not is_new:
+                yield None  # and the fence is kept
+            else:
+                with session_in(connection) as session:
+                    yield session
+                    session.commit()  # writes what is still in memory; the transaction is not the session's
+                if not transaction.is_active:
+                    raise SinkMisused(ENDED_INSIDE)
+                self._tables.check_unbroken(connection)
+        if next(self._turns) % PRUNE_EVERY == 0:
+            self._prune_quietly()
+
+    def _prune_quietly(self) -> None:
+        """The effect is stored: what goes wrong now is not the message's business."""
+        try:
+            self.prune()
+        except Exception as problem:
+            event(log, "sink_not_pruned", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+
+
+ENDED_INSIDE = "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to undo everything"
+#: load_handler looks at it: one argument, whatever the decorated function takes.
+ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+
+
+def session_in(connection: sa.Connection) -> sa.orm.Session:
+    """A session whose commit() ends nothing: the transaction is the sink's."""
+    return sa.orm.Session(bind=connection, join_transaction_mode="rollback_only")
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Errors of the database as SinkNotNow or SinkMisused, where they are that."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        told = translated(error)
+        if told is error:
+            raise
+        raise told from error
+
+
+class _NotAgain:
+    """Stands for the session of a repeat."""
+
+    def __init__(self, message: Marked) -> None:
+        self._usher_message = message
+
+    def __getattr__(self, name: str) -> Any:
+        raise Duplicate(f"the effect of {self._usher_message.uid!r} of ticket {self._usher_message.ticket_id!r} is stored already")

@@ -1,0 +1,95 @@
+"""The SQL sink for ``async def`` handlers, on an AsyncEngine (needs ``pip install 'SQLAlchemy[asyncio]'`` and an async driver; psycopg is one).
+
+::
+
+    sink = AsyncSqlSink(create_async_engine("postgresql+psycopg://localhost/shop"))
+
+    @sink.exactly_once
+    async def handle(message, session):
+        await session.execute(...)
+
+All that ``consumer.sinks.sql`` says holds here too: the statements are the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from common.log import event
+from consumer.sinks.outcomes import Marked, SinkMisused
+from consumer.sinks.sql import ENDED_INSIDE, ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, plain_errors
+from consumer.sinks.tables import SinkTables
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Marked)
+
+
+class AsyncSqlSink:
+    """As SqlSink; for one event loop, since an engine's connections belong to theirs."""
+
+    def __init__(
+        self, engine: AsyncEngine, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
+    ) -> None:
+        self.engine = engine
+        self._tables = SinkTables(engine.dialect.name, name, schema)
+        self._keep_s = keep_s
+        self._keep_most = keep_most
+        self._turns = itertools.count(1)
+        self._checked = False
+
+    async def create_tables(self) -> None:
+        """Make the sink's tables where they are missing; safe in many processes at once."""
+        with plain_errors():
+            async with self.engine.begin() as connection:
+                await connection.run_sync(self._tables.create)
+
+    def exactly_once(self, handle: Callable[[M, AsyncSession], Awaitable[Any]]) -> Callable[[M], Awaitable[None]]:
+        """Decorator: ``async def handle(message, session)`` becomes a handler of one argument, never called for a repeat."""
+        if not inspect.iscoroutinefunction(handle):
+            raise SinkMisused("this handler is not `async def`: use consumer.sinks.sql.SqlSink")
+
+        @functools.wraps(handle)
+        async def handle_once(message: M) -> None:
+            async with self.transaction(message) as session:
+                if session is not None:
+                    await handle(message, session)
+
+        handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
+        return handle_once
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, message: Marked) -> AsyncIterator[AsyncSession | None]:
+        """A session in the transaction that also holds fence and uid, or None for a repeat: ask. Raises StaleFence, SinkNotNow and SinkMisused."""
+        with plain_errors():
+            async with self.engine.connect() as connection, connection.begin() as transaction:
+                is_new = await connection.run_sync(self._tables.admit, message)
+                if not self._checked:
+                    await connection.run_sync(self._tables.check_transactional)
+                    self._checked = True
+                if not is_new:
+                    yield None
+                else:
+                    async with AsyncSession(bind=connection, join_transaction_mode="rollback_only") as session:
+                        yield session
+                        await session.commit()
+                    if not transaction.is_active:
+                        raise SinkMisused(ENDED_INSIDE)
+                    await connection.run_sync(self._tables.check_unbroken)
+        if next(self._turns) % PRUNE_EVERY == 0:
+            await self._prune_quietly()
+
+    async def _prune_quietly(self) -> None:
+        try:
+            async with self.engine.begin() as connection:
+                await connection.run_sync(self._tables.prune, self._keep_s, self._keep_most, PRUNE_AT_ONCE)
+        except Exception as problem:
+            event(log, "sink_not_pruned", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])

@@ -1,0 +1,151 @@
+"""The two tables of a SQL sink, and the statements on them. No connection is opened here.
+
+As ``SqlSink.ddl()`` prints it for PostgreSQL::
+
+    CREATE TABLE IF NOT EXISTS usher_fences (
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, fence BIGINT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink, ticket));
+    CREATE TABLE IF NOT EXISTS usher_uids (
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, uid TEXT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink, ticket, uid));
+    CREATE INDEX IF NOT EXISTS usher_fences_at ON usher_fences (sink, at_s);
+    CREATE INDEX IF NOT EXISTS usher_uids_at ON usher_uids (sink, at_s);
+
+``at_s`` is the database's own clock, in seconds since the epoch: old rows are removed by one clock, however wrong those of consumers are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from consumer.sinks.outcomes import Marked, SinkMisused, StaleFence
+
+try:
+    import sqlalchemy as sa
+    import sqlalchemy.orm
+    from sqlalchemy.dialects import postgresql, sqlite
+except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
+    raise ModuleNotFoundError(
+        "the SQL sink needs SQLAlchemy: pip install 'usher-streams[sql]' (with PostgreSQL: 'usher-streams[postgres]')", name=missing.name
+    ) from None
+
+#: Longer or odd texts (NUL, which PostgreSQL refuses; bytes that are not UTF-8) are stored as their digest.
+_LONGEST_TEXT = 256
+_DIGEST = "sha256:"
+#: For pg_advisory_xact_lock: creating tables that may be there is not safe against itself in PostgreSQL.
+_CREATING = 0x75736865720001
+
+
+class SinkTables:
+    """Tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's transaction."""
+
+    def __init__(self, dialect: str, name: str, schema: str | None) -> None:
+        if dialect not in ("postgresql", "sqlite"):
+            raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect}")
+        self._is_postgres = dialect == "postgresql"
+        self._name = name
+        self.metadata = sa.MetaData(schema=schema)
+        text, number = sa.Text, sa.BigInteger
+        self._fences = sa.Table(
+            "usher_fences",
+            self.metadata,
+            sa.Column("sink", text, primary_key=True),
+            sa.Column("ticket", text, primary_key=True),
+            sa.Column("fence", number, nullable=False),
+            sa.Column("at_s", number, nullable=False),
+            sa.Index("usher_fences_at", "sink", "at_s"),
+        )
+        self._uids = sa.Table(
+            "usher_uids",
+            self.metadata,
+            sa.Column("sink", text, primary_key=True),
+            sa.Column("ticket", text, primary_key=True),
+            sa.Column("uid", text, primary_key=True),
+            sa.Column("at_s", number, nullable=False),
+            sa.Index("usher_uids_at", "sink", "at_s"),
+        )
+        self._now = sa.cast(sa.extract("epoch", sa.func.now()) if self._is_postgres else sa.func.strftime("%s", "now"), number)
+        self._take_fence, self._take_uid = self._statements()
+
+    def _statements(self) -> tuple[Any, Any]:
+        insert: Any = postgresql.insert if self._is_postgres else sqlite.insert
+        own = {"sink": self._name, "ticket": sa.bindparam("ticket"), "at_s": self._now}
+        fence = insert(self._fences).values(**own, fence=sa.bindparam("fence"))
+        fence = fence.on_conflict_do_update(
+            index_elements=["sink", "ticket"],
+            set_={"fence": fence.excluded.fence, "at_s": fence.excluded.at_s},
+            where=self._fences.c.fence <= fence.excluded.fence,
+        )
+        uid = insert(self._uids).values(**own, uid=sa.bindparam("uid")).on_conflict_do_nothing()
+        counted = {"preserve_rowcount": True}
+        return fence.execution_options(**counted), uid.execution_options(**counted)
+
+    def admit(self, connection: sa.Connection, message: Marked) -> bool:
+        """The first statements of a transaction: True when the effect may follow, False when it is stored already. Raises StaleFence.
+
+        The fence's row comes first because it is the lock of its ticket: from here to the end of the transaction whoever else comes with
+        this ticket waits, and then sees what we left. A look without the lock would be true at its time and wrong at the commit.
+        """
+        ticket = storable(message.ticket_id)
+        if connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence}).rowcount == 0:
+            raise StaleFence(message)
+        return connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}).rowcount == 1
+
+    def check_transactional(self, connection: sa.Connection) -> None:
+        """Raise SinkMisused when each statement would be a transaction of its own. After the first write of a transaction."""
+        driver = connection.connection.dbapi_connection
+        alone = bool(getattr(driver, "autocommit", False)) if self._is_postgres else not getattr(driver, "in_transaction", True)
+        if alone:
+            raise SinkMisused("the engine is in AUTOCOMMIT mode, in which fence, uid and effect are three transactions; leave isolation_level out")
+
+    def check_unbroken(self, connection: sa.Connection) -> None:
+        """Raise when a statement of this transaction has failed. PostgreSQL answers COMMIT with a rollback then, and no driver calls it an error."""
+        if not self._is_postgres:
+            return
+        status = getattr(getattr(connection.connection.dbapi_connection, "info", None), "transaction_status", None)
+        if status is None:
+            connection.execute(sa.text("SELECT 1"))  # refused in a failed transaction
+        elif int(status) == 3:  # libpq's PQTRANS_INERROR
+            raise SinkMisused(
+                "a statement failed inside the sink's transaction and the handler went on: nothing of it can be stored any more; "
+                "let the error out, or use `with session.begin_nested()` around what may fail"
+            )
+
+    def create(self, connection: sa.Connection) -> None:
+        """Make what is missing."""
+        if self._is_postgres:
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
+        for statement in self._creation():
+            connection.execute(statement)
+
+    def ddl(self, dialect: sa.Dialect) -> str:
+        """The statements of ``create`` as text, for migrations."""
+        return "".join(f"{str(statement.compile(dialect=dialect)).strip()};\n" for statement in self._creation())
+
+    def _creation(self) -> list[Any]:
+        tables = self.metadata.sorted_tables
+        made: list[Any] = [sa.schema.CreateTable(table, if_not_exists=True) for table in tables]
+        return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
+
+    def prune(self, connection: sa.Connection, keep_s: float, keep_most: int | None, at_once: int) -> int:
+        """Remove at most ``at_once`` rows of each table that are older than ``keep_s``, and uids beyond ``keep_most`` (to the second)."""
+        removed = 0
+        for table in (self._fences, self._uids):
+            is_ours = table.c.sink == self._name
+            too_old = table.c.at_s < self._now - int(keep_s)
+            if table is self._uids and keep_most is not None:
+                youngest_first = sa.select(table.c.at_s).where(is_ours).order_by(table.c.at_s.desc())
+                too_old = sa.or_(too_old, table.c.at_s < youngest_first.offset(max(0, keep_most - 1)).limit(1).scalar_subquery())
+            keys = sa.tuple_(*table.primary_key.columns)
+            # Rows in use are skipped: a ticket that comes back at this moment keeps its fence.
+            picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
+            removed += connection.execute(sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))).rowcount
+        return removed
+
+
+def storable(text: str) -> str:
+    """``text`` as it can be stored in a key of any database: itself, or its digest. Different texts stay different."""
+    octets = text.encode("utf-8", "surrogateescape")
+    is_plain = "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+    if is_plain and len(octets) <= _LONGEST_TEXT and not text.startswith(_DIGEST):
+        return text
+    return _DIGEST + hashlib.sha256(octets).hexdigest()

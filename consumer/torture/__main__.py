@@ -1,0 +1,46 @@
+"""The stage as a process of its own: ``python -m consumer.torture``. A request comes on standard input; what is told goes to a descriptor of
+its own.
+
+Not to standard output: that belongs to the handler, which may print.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Any
+
+import orjson
+
+from common.redis_client import Link
+from consumer.torture.actor import Play
+from consumer.torture.stage import CannotTell, Limits, Stage
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(told_to: int) -> None:
+    """Tell all stories of the request on standard input; ``told_to`` is a file descriptor."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    request = orjson.loads(sys.stdin.buffer.read())
+    os.set_inheritable(told_to, False)
+
+    def say(**told: Any) -> None:
+        os.write(told_to, orjson.dumps(told) + b"\n")
+
+    link = Link(request["redis_url"], "usher:torture")
+    try:
+        stage = Stage(Play(**request["play"]), link, request["fields"], Limits(**request["limits"]))
+        findings = stage.tell_all(lambda name, told, count: say(scenario=name, told=told, count=count))
+    except CannotTell as why:
+        say(cannot=str(why))
+    else:
+        say(findings=[finding.document() for finding in findings])
+    finally:
+        link.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,47 @@
+"""The fixture ``usher_torture`` for users' own tests::
+
+    def test_effects_are_safe(usher_torture):
+        usher_torture("shop.orders:handle", effect="shop.orders:balance")
+
+It is found by itself where Usher is installed (``-p no:usher_torture`` turns it off). Nothing of Usher is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def usher_torture() -> Callable[..., None]:
+    """``usher_torture(handler, effect=..., setup="", fields={}, stops=30, handler_seconds=30)``: fails the test, with the explanation, when the
+    handler's effects are not safe. The names are those of ``usher torture --help``; the environment is that of the test."""
+    return _torture
+
+
+def _torture(
+    handler: str, *, effect: str, setup: str = "", fields: Mapping[str, str] | None = None, stops: int = 30, handler_seconds: float = 30.0
+) -> None:
+    from common.errors import StartRefused
+    from consumer.commands.torture import explained
+    from consumer.torture.actor import Play
+    from consumer.torture.findings import summary
+    from consumer.torture.runner import run_torture
+    from consumer.torture.stage import Limits, default_fields
+
+    __tracebackhide__ = True
+    limits = Limits(stops, handler_seconds)
+    try:
+        findings = run_torture(Play(handler, effect, setup), default_fields(fields or {}), limits, os.environ, _silent, lambda: None)
+    except StartRefused as refused:
+        pytest.fail(f"usher torture: {refused}", pytrace=False)
+    if not all(finding.safe for finding in findings):
+        parts = [f"{finding.title}\n  " + "\n  ".join(explained(finding)) for finding in findings if not finding.safe]
+        pytest.fail(f"usher torture {handler}: {summary(findings)}\n\n" + "\n\n".join(parts), pytrace=False)
+
+
+def _silent(*progress: Any) -> None:
+    """Tests show no progress."""

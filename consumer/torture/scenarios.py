@@ -1,0 +1,186 @@
+"""The stories. Pure: a scenario is a list of steps for actors; the stage performs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: Messages of a ticket in a story.
+MESSAGES = 3
+#: The message in whose handler most faults happen.
+DISTURBED = 2
+#: Places where an actor is stopped: a number is "before the n-th line that runs", or one of these.
+BEFORE, AFTER = "before", "after"
+Place = int | str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Actor ``actor`` runs message ``number`` (1 to 3) under fence ``fence`` (1, 2, ...).
+
+    ``does`` at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: nothing. ``is_copy``: a second entry with the
+    same uid. ``attempt`` as the handler sees it.
+    """
+
+    actor: str
+    number: int
+    fence: int
+    does: str = ""
+    place: Place = BEFORE
+    is_copy: bool = False
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class Wake:
+    """A frozen actor goes on, and is waited for."""
+
+    actor: str
+
+
+Step = Run | Wake
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fault: its name in JSON, what happens, why it does in real life, what helps; and the steps for one place."""
+
+    name: str
+    title: str
+    story: str
+    advice: str
+    steps: Callable[[Place], list[Step]]
+    at_every_line: bool = False
+
+
+_UID = "Store message.uid in the same transaction as the effect and skip a uid that is known; SqlSink does both: `@sink.exactly_once`."
+_FENCE = (
+    "Store message.fence with the effect and refuse a lower one in the same atomic statement; asking still_mine() is not enough, because the "
+    "pause can come right after the answer. SqlSink and RedisGuard do it."
+)
+_ATOMIC = "Put all that the handler stores into one transaction, together with the uid (SqlSink), so that either all of it is there or nothing."
+
+
+def _undisturbed(_: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 3, 1)]
+
+
+def _killed(place: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1, "kill", place), Run("b", 2, 2, attempt=2), Run("b", 3, 2)]
+
+
+def _failed(place: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1, "fail", place), Run("a", 2, 1, attempt=2), Run("a", 3, 1)]
+
+
+def _zombie(place: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1, "freeze", place), Run("b", 2, 2), Run("b", 3, 2), Wake("a")]
+
+
+def _sent_twice(_: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 2, 1, is_copy=True), Run("a", 3, 1)]
+
+
+def _sent_again_later(_: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 3, 1), Run("b", 1, 2, is_copy=True)]
+
+
+def _repeated_tail(_: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 3, 1), Run("b", 1, 2), Run("b", 2, 2), Run("b", 3, 2)]
+
+
+def _late_ack(_: Place) -> list[Step]:
+    return [Run("a", 1, 1), Run("a", 2, 1), Run("b", 2, 2), Run("a", 3, 1), Run("b", 3, 2)]
+
+
+def _two_zombies(_: Place) -> list[Step]:
+    waking: list[Step] = [Wake("b"), Wake("a")]
+    return [Run("a", 1, 1, "freeze"), Run("b", 1, 2, "freeze"), Run("c", 1, 3), Run("c", 2, 3), Run("c", 3, 3), *waking]
+
+
+UNDISTURBED = Scenario("undisturbed", "nothing goes wrong", "Three messages, each handled once.", "", _undisturbed)
+SCENARIOS = (
+    Scenario(
+        "sent_twice",
+        "a producer sends a message twice",
+        "Message 2 is in the stream twice, with the same uid: the producer did not hear that its first XADD had arrived.",
+        _UID,
+        _sent_twice,
+    ),
+    Scenario(
+        "sent_again_later",
+        "the second copy comes behind newer messages",
+        "Message 1 comes once more, with the same uid, after messages 2 and 3: an outbox sent its last batch again.",
+        _UID + " A 'last uid seen' is not enough.",
+        _sent_again_later,
+    ),
+    Scenario(
+        "killed_after",
+        "kill -9 after the effect, before the acknowledgement",
+        "The process is killed right after the handler returned for message 2; its acknowledgement never reached Redis, so message 2 runs again.",
+        _UID,
+        _killed,
+    ),
+    Scenario(
+        "repeated_tail",
+        "several messages run again, in order",
+        "Messages 1 to 3 were handled, and their process died before the batch of acknowledgements was sent: all three run again elsewhere.",
+        _UID,
+        _repeated_tail,
+    ),
+    Scenario(
+        "late_ack",
+        "the acknowledgement comes too late",
+        "A consumer handled message 2, but its lease ended before it could say so: the new owner runs it again, the old one goes on to message 3.",
+        _UID + " " + _FENCE,
+        _late_ack,
+    ),
+    Scenario(
+        "zombie",
+        "a zombie wakes up with an old fence",
+        "A process stands still before it starts the handler for message 2; the ticket goes on elsewhere with messages 2 and 3; then it wakes up "
+        "and runs message 2 under its old fence.",
+        _FENCE,
+        _zombie,
+    ),
+    Scenario(
+        "two_zombies",
+        "two zombies wake up, the younger first",
+        "Two owners in a row stand still before message 1; a third one runs messages 1 to 3; then both wake up.",
+        _FENCE,
+        _two_zombies,
+    ),
+    Scenario(
+        "killed_within",
+        "kill -9 before every line",
+        "The process is killed in the middle of the handler for message 2, which then runs again elsewhere.",
+        _ATOMIC,
+        _killed,
+        at_every_line=True,
+    ),
+    Scenario(
+        "failed_within",
+        "an error before every line, and a retry",
+        "An error comes up in the middle of the handler for message 2 (a timeout, say), and the handler is called again.",
+        _ATOMIC + " Let errors out of the handler: one that is swallowed counts as success.",
+        _failed,
+        at_every_line=True,
+    ),
+    Scenario(
+        "zombie_within",
+        "a zombie stands still before every line",
+        "A process stands still in the middle of the handler for message 2; the ticket goes on elsewhere with messages 2 and 3; then it wakes up "
+        "and finishes message 2.",
+        _FENCE + " Check and effect must be one transaction.",
+        _zombie,
+        at_every_line=True,
+    ),
+)
+
+
+def places(scenario: Scenario, lines: int, most: int) -> list[Place]:
+    """Where to stop in this scenario, when an undisturbed run has ``lines`` lines: at most ``most`` of them, evenly spread, and the end."""
+    if not scenario.at_every_line:
+        return [AFTER if scenario.name == "killed_after" else BEFORE]
+    count = min(lines, most)
+    return [*(at * lines // count for at in range(count)), AFTER]
