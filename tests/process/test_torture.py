@@ -133,7 +133,7 @@ def test_the_sql_sink_is_safe(folder: Path) -> None:
 
 
 def test_the_redis_guard_is_safe(folder: Path) -> None:
-    done = torture(folder, "shop:guarded", "--effect", "shop:log", "--json")
+    done = torture(folder, "shop:guarded", "--effect", "shop:log", "--stops", "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["safe"] is True
 
@@ -149,7 +149,7 @@ def test_a_naive_counter_is_not_and_the_user_is_told_why(folder: Path) -> None:
 
 
 def test_asking_first_is_not_enough_and_the_place_is_named(folder: Path) -> None:
-    done = torture(folder, "shop:asks_first", "--effect", "shop:pages", "--stops", "10", "--json")
+    done = torture(folder, "shop:asks_first", "--effect", "shop:pages", "--stops", "8", "--json")
     assert done.returncode == 1, done.stdout + done.stderr
     found = verdict(done)
     assert found["sent_twice"]["safe"], "it knows repeats"
