@@ -7,8 +7,8 @@
     def handle(message):
         guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5), ("LPUSH", f"log:{message.ticket_id}", message.uid))
 
-The first word after a command's name is taken for its key; for others say ``keys=[...]``. On a cluster all of them, and the guard's own two
-(``{ticket}`` is their hash tag), must be in one slot: put the ticket in braces, ``total:{42}``.
+The first word after a command's name is taken for its key; for others say ``keys=[...]``. One server, or Sentinel's; not a cluster, where the keys
+of a script must lie together.
 
 =============================================  =====================================================================================
 the uid is known                               Outcome.DUPLICATE, nothing is done: count it as done
@@ -60,6 +60,8 @@ class RedisGuard:
     """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets a connection of its own."""
 
     def __init__(self, redis_url: str, name: str = "default", *, keep_s: float = _WEEK_S, keep_most: int = 10_000) -> None:
+        if redis_url.startswith("redis+cluster:"):
+            raise SinkMisused("RedisGuard does not work on a cluster: keys of different tickets are on different servers there")
         if keep_s <= 0 or keep_most < 1:
             raise SinkMisused("keep_s and keep_most must be positive: a guard that keeps nothing knows no repeat")
         self._url = redis_url
@@ -96,9 +98,7 @@ class RedisGuard:
             del self._mine.made
 
     def _own_keys(self, message: Marked) -> list[str]:
-        ticket = message.ticket_id
-        tag = ticket if ticket and "}" not in ticket else ticket.encode().hex()  # an empty tag, or half a one, is none
-        return [f"usher:guard:{self._name}:{{{tag}}}:fence", f"usher:guard:{self._name}:{{{tag}}}:uids"]
+        return [f"usher:guard:{self._name}:{message.ticket_id}:{kind}" for kind in ("fence", "uids")]
 
     def _runner(self) -> ScriptRunner:
         made = getattr(self._mine, "made", None)

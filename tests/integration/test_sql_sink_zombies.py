@@ -107,6 +107,36 @@ def test_of_two_zombies_that_come_first_each_stores_its_effect_once_and_the_new_
         SqlSink(engine).exactly_once(add)(Mark("T", "m2", 29))
 
 
+def test_a_deadlock_between_two_tickets_is_not_now_for_one_of_them_and_both_effects_are_stored_once(postgres_url: str, engine: sa.Engine) -> None:
+    quick = sa.create_engine(postgres_url, connect_args={"options": "-c deadlock_timeout=50ms"})
+    both_inside = threading.Barrier(2)
+    first_try = [True, True]
+    refused = []
+
+    def run(number: int) -> None:
+        mark = Mark(f"T{number}", "m1", 1)
+        while True:
+            try:
+                with SqlSink(quick).transaction(mark) as session:
+                    for at, shared in enumerate(("x", "y") if number else ("y", "x")):
+                        add(Mark(shared, "", 1), session)
+                        if at == 0 and first_try[number]:
+                            first_try[number] = False
+                            both_inside.wait(60)
+                return
+            except SinkNotNow as not_now:
+                refused.append(str(not_now))
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert any("40P01" in told for told in refused)
+    assert accounts(engine) == {"x": 2, "y": 2}
+    quick.dispose()
+
+
 _STANDS_STILL = """
 import os, signal, sys
 import sqlalchemy as sa

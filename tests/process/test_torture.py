@@ -21,7 +21,9 @@ pytestmark = pytest.mark.process
 _EXAMPLE = ("--effect", "consumer.sinks.examples:total", "--setup", "consumer.sinks.examples:create")
 #: Handlers that keep a mapping in a file, under a lock; no database, so that they are quick.
 _HANDLERS = '''
-import contextlib, fcntl, json, time
+import contextlib, fcntl, json, os, time
+from common.redis_client import Link
+from consumer.sinks.redis_guard import RedisGuard
 
 @contextlib.contextmanager
 def book():
@@ -72,6 +74,17 @@ def hangs(message):
     open("hangs", "w").close()
     time.sleep(600)
 
+def guarded(message):
+    guard = RedisGuard(os.environ["USHER_REDIS_URL"])
+    guard.apply(message, ("RPUSH", f"log:{message.ticket_id}", message.fields["amount"]))
+    guard.close()
+
+def log(ticket):
+    link = Link(os.environ["USHER_REDIS_URL"], "shop")
+    found = [value.decode() for value in link.call("LRANGE", f"log:{ticket}", 0, -1)]
+    link.close()
+    return found
+
 def constant(ticket):
     return 1
 
@@ -119,6 +132,12 @@ def test_the_sql_sink_is_safe(folder: Path) -> None:
     }
 
 
+def test_the_redis_guard_is_safe(folder: Path) -> None:
+    done = torture(folder, "shop:guarded", "--effect", "shop:log", "--stops", "2", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["safe"] is True
+
+
 def test_a_naive_counter_is_not_and_the_user_is_told_why(folder: Path) -> None:
     done = torture(folder, "consumer.sinks.examples:naive", *_EXAMPLE, "--stops", "1")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -130,7 +149,7 @@ def test_a_naive_counter_is_not_and_the_user_is_told_why(folder: Path) -> None:
 
 
 def test_asking_first_is_not_enough_and_the_place_is_named(folder: Path) -> None:
-    done = torture(folder, "shop:asks_first", "--effect", "shop:pages", "--stops", "10", "--json")
+    done = torture(folder, "shop:asks_first", "--effect", "shop:pages", "--stops", "8", "--json")
     assert done.returncode == 1, done.stdout + done.stderr
     found = verdict(done)
     assert found["sent_twice"]["safe"], "it knows repeats"

@@ -13,6 +13,7 @@ from consumer.torture.findings import Expected, Failure, Finding, explain, summa
 from consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, Run, Wake, places
 from consumer.torture.stage import default_fields
 from consumer.torture.steps import Steps, is_users
+from tests.rules import ROOT
 
 _SUMS = Expected((0, 1, 11, 111))
 
@@ -127,10 +128,11 @@ def test_lines_of_libraries_of_python_and_of_usher_do_not_count(tmp_path: Path) 
 
 
 def test_without_sqlalchemy_the_sink_names_the_extra_and_nothing_else_misses_it() -> None:
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
     hidden = "import sys; sys.modules['sqlalchemy'] = None\n"
-    told = subprocess.run([sys.executable, "-c", hidden + "import consumer.sinks.sql"], capture_output=True, text=True, check=False, timeout=60)
-    assert "pip install 'usher-streams[sql]'" in told.stderr
+    assert "pip install 'usher-streams[sql]'" in run(hidden + "import consumer.sinks.sql").stderr
     others = "import consumer.wiring, consumer.sinks.redis_guard, consumer.sinks.http, consumer.commands.torture, master.wiring\n"
-    plain = others + "import sys; sys.exit('sqlalchemy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", plain], check=False, timeout=60).returncode == 0
-    assert subprocess.run([sys.executable, "-c", hidden + others], check=False, timeout=60).returncode == 0
+    assert run(others + "import sys; sys.exit('sqlalchemy' in sys.modules)").returncode == 0
+    assert run(hidden + others).returncode == 0
