@@ -22,6 +22,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -43,6 +44,8 @@ from common.settings import CommonSettings
 
 #: ``sun_path`` of Linux has 108 bytes including the closing zero; others have fewer, and say so at bind.
 _LONGEST_SOCKET_PATH = 107
+#: Linux' own default (net.ipv4.ip_local_port_range).
+_EPHEMERAL_FROM = 32_768
 _PORT_TRIES = 5
 _PROBE_EVERY_S = 0.02
 
@@ -64,7 +67,15 @@ def find_redis_server() -> Path:
 
 
 def free_port() -> int:
-    """A loopback TCP port that is free at this moment."""
+    """A loopback TCP port that is free at this moment, and that no outgoing connection is given before it is used.
+
+    The kernel takes the ports of outgoing connections from ``_EPHEMERAL_FROM`` up, so one below is tried first.
+    """
+    for _ in range(50):
+        port = random.randrange(_EPHEMERAL_FROM - 16_000, _EPHEMERAL_FROM)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

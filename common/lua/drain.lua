@@ -7,5 +7,5 @@
 local state = redis.call('GET', KEYS[1])
 if not state then return 'LOST' end
 redis.call('PEXPIRE', KEYS[1], state == 'revoked' and redis.call('PTTL', KEYS[1]) or ARGV[1]) -- a write that needs no memory goes first
-if state ~= 'revoked' then redis.call('SET', KEYS[1], 'draining', 'KEEPTTL') end
-return 'OK'
+if state == 'revoked' then return 'OK' end
+return redis.call('SET', KEYS[1], 'draining', 'XX', 'KEEPTTL') and 'OK' or 'LOST' -- XX: see revoke

@@ -8,5 +8,5 @@
 if not leads(KEYS[1], ARGV[1]) then return 'FENCED' end
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 redis.call('PEXPIRE', KEYS[2], math.max(1, redis.call('PTTL', KEYS[2]))) -- a write that needs no memory goes first
-redis.call('SET', KEYS[2], 'revoked', 'KEEPTTL')
-return 'OK'
+-- XX: the clock goes on inside a script, and a PEXPIRE whose time has come meanwhile deletes; a lease made anew would have no end.
+return redis.call('SET', KEYS[2], 'revoked', 'XX', 'KEEPTTL') and 'OK' or 'LOST'
