@@ -6,13 +6,12 @@ history: the message says where, and ``python -m tests.chaos.checker FILE`` judg
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 _HERE = Path(__file__).parent
-_LINES = pytest.StashKey[list[str]]()
+_CHAOS = "chaos"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,15 +31,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(limit_s))
 
 
-@pytest.fixture(scope="session")
-def chaos_report(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Lines that are printed at the end of the whole run."""
-    yield request.config.stash.setdefault(_LINES, [])
+class Report(list[str]):
+    """Lines that are printed at the end of the whole run, wherever the test ran: they travel with its report."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        super().__init__()
+        self._item = item
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        self._item.user_properties.append((_CHAOS, line))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash.get(_LINES, [])
+@pytest.fixture
+def chaos_report(request: pytest.FixtureRequest) -> list[str]:
+    """What a test wants printed at the end."""
+    return Report(request.node)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for outcome in ("passed", "failed", "xfailed", "xpassed") for report in terminalreporter.stats.get(outcome, ())]
+    lines = dict.fromkeys(str(line) for report in reports for name, line in report.user_properties if name == _CHAOS)
     if lines:
         terminalreporter.section("chaos")
-        for line in lines:
+        for line in sorted(lines, key=lambda line: not line.lstrip().startswith("scenario")):  # the head of the table comes first
             terminalreporter.write_line(line)
