@@ -40,6 +40,12 @@ def _urls(value: str) -> str:
     return value
 
 
+def _webhook(value: str) -> str:
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("must be an http:// or https:// URL")
+    return value
+
+
 def _redis_url(value: str) -> str:
     if value and value.partition("://")[0] not in ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"):
         raise ValueError("must begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://")
@@ -81,6 +87,9 @@ class CommonSettings(BaseModel):
     ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
     lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
     api_token: str = Field("", description="Bearer token that the HTTP APIs ask for. Empty: none is asked (allowed on loopback only).")
+    dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
+        "", max_length=2048, description="URL that is told of dead letters, with a POST of JSON every few seconds. Empty: none."
+    )
     log_level: str = Field("info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error.")
     log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
 
@@ -126,7 +135,7 @@ def _told(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         return f"{name_of(field)} is not set (or give --{field.replace('_', '-')})"
-    shown = "" if "token" in field or "url" in field else f" (it is {error.get('input')!r})"
+    shown = "" if "token" in field or "url" in field or "webhook" in field else f" (it is {error.get('input')!r})"
     return f"{name_of(field)}: {error['msg'].removeprefix('Value error, ')}{shown}"
 
 

@@ -107,7 +107,7 @@ def _load_index(stream: TicketStream, board: Board, made_progress: Callable[[], 
             made_progress()
         if record is None:
             event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
-            board.halt(ticket)
+            board.halt(ticket, now)
             continue
         owner = board.set_record(ticket, record.owner, record.fence, record.ids, now)
         if owner is not None:

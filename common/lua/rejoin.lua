@@ -14,7 +14,9 @@ for at = 3, #ARGV, 2 do
   local record = redis.call('HGET', KEYS[3], ticket)
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end
-  if owner and owner ~= 'returned' and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true) then
+  local names_it = owner and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true)
+  if owner == 'halted' then names_it = string.match(ids, '^%S+') == id end -- the others of its record are under `master`
+  if names_it and owner ~= 'returned' and owner ~= 'tail' then
     redis.call('XCLAIM', KEYS[1], ARGV[1], owner, '0', id, 'JUSTID')
   else
     over[#over + 1] = id
