@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from common.redis_client import Link
 from common.service import Service
+from common.stream_id import ZERO
 from common.streams import read_inbox_command
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps
@@ -20,6 +21,8 @@ from master.policy.dispatch import Board
 
 #: Entries read, or dead letters written, by one script call.
 _PAGE = 500
+#: Names read at a time.
+_NAMES = 1000
 
 
 class Halts:
@@ -55,18 +58,20 @@ class ChangeWatch(Service):
         self._link = link
         self._key = changed_key
         self._tell = tell
-        self._after: bytes | None = None
+        self._after = ZERO  # names of before: reading a record once more costs next to nothing, not hearing of one costs time
 
     def run_once(self) -> float:
-        if self._after is None:
-            last = self._link.call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
-            self._after = last[0][0] if last else b"0-0"
-        reply = self._link.call(*read_inbox_command(self._key, self._after, self._BLOCK_MS, 1000), block_s=self._BLOCK_MS / 1000)
+        self.look(self._BLOCK_MS)
+        return 0.0
+
+    def look(self, block_ms: int | None) -> None:
+        """Tell what has changed since the last look; ``block_ms`` None does not wait."""
+        command = read_inbox_command(self._key, self._after, block_ms, _NAMES)
+        reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
         if reply:
             entries = reply[0][1]
             self._tell(frozenset(fields[1] for _, fields in entries))
             self._after = entries[-1][0]
-        return 0.0
 
     def interrupt(self) -> None:
         self._link.interrupt()
