@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -41,8 +42,13 @@ def _urls(value: str) -> str:
 
 
 def _webhook(value: str) -> str:
-    if value and not value.startswith(("http://", "https://")):
-        raise ValueError("must be an http:// or https:// URL")
+    try:
+        parts = urlsplit(value)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if value and not fits:
+        raise ValueError("must be an http:// or https:// URL with a host")
     return value
 
 

@@ -32,7 +32,10 @@ def told_url(url: str) -> str:
     >>> told_url("https://u:p@hooks.example:8443/T0/B0/token?key=1")
     'https://hooks.example:8443/...'
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(no URL)"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/..."
 
 

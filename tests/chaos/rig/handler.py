@@ -1,7 +1,8 @@
 """The handler that runs in the consumers. It writes down its start before anything else, and its end after everything else.
 
 How it behaves is in the message: ``work_ms`` to work, ``fail`` to raise (``before:2``: before the effect, in the first two attempts;
-``after:1``: after the effect; ``always``), ``broken_until_ns`` to raise until then, ``hang_ms`` to be stuck, ``abort`` to end the process in the first so many attempts.
+``after:1``: after the effect; ``always``), ``broken_until_ns`` to raise until then, ``hang_ms`` to be stuck, ``abort`` to end the process
+in the first so many attempts.
 Standard library only: the same handler serves Usher and what it is compared with.
 """
 
