@@ -26,11 +26,12 @@ end
 
 -- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that.
 local function add_again(head, fields)
-  if (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, head['usher-id']) end
-  if not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
+  local id = string.match(head['usher-id'] or '', '^%d+%-%d+$')
+  if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
+  if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
   if not has_uid(fields) then
     fields[#fields + 1] = 'uid'
-    fields[#fields + 1] = head['usher-id']
+    fields[#fields + 1] = id
   end
   return {'ADDED', redis.call('XADD', stream, '*', unpack(fields))}
 end

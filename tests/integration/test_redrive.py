@@ -226,6 +226,17 @@ def test_what_is_parked_while_another_has_its_ticket_is_left_alone(world: World,
     world.apart_because = "the record was written by hand"
 
 
+def test_what_somebody_wrote_among_the_letters_stops_nothing(world: World, letters: DeadLetters) -> None:
+    _, _, ids, _ = _halted(world)
+    for fields in (("a", "b"), ("usher-id", "x", "usher-ticket", "T", "usher-fields", "1", "a", "b"), ("usher-id", "1-1", "usher-fields", "0")):
+        world.link.call("XADD", world.keys.dead, "*", *fields)
+    there = world.letter_ids()
+    assert [outcome.word for outcome in letters.redrive(there)] == ["resumed", "cut", "cut", "cut"]
+    assert len(letters.page(LetterFilter(), None, 10).letters) == 3
+    assert [outcome.word for outcome in letters.drop(there)] == ["gone", "dropped", "dropped", "dropped"]
+    assert world.pending() == {b"master": ids}
+
+
 def test_nobody_need_lead(world: World, letters: DeadLetters) -> None:
     _halted(world)
     world.link.call("DEL", world.keys.leader)

@@ -17,6 +17,8 @@ end
 -- Where the message of a letter is: "halted" (pending under `halted`, or its ticket's record says so: the ticket waits for it), "elsewhere"
 -- (under `halted`, while the record names another owner: nobody may touch it now), or "out" (in no list). With it, what the record says.
 local function place_of(stream, group, tickets_key, head)
+  -- Somebody may write into the stream of letters by hand: that is no message of a ticket, and must not stop what is done to the others.
+  if not head['usher-ticket'] or not string.match(head['usher-id'] or '', '^%d+%-%d+$') then return 'out' end
   local record = redis.call('HGET', tickets_key, head['usher-ticket'])
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end
@@ -24,5 +26,5 @@ local function place_of(stream, group, tickets_key, head)
   if owner == 'halted' and string.match(ids, '^%S+') == id then return 'halted', fence, without(ids, {[id] = true}) end
   if head['usher-policy'] ~= 'park' or #redis.call('XPENDING', stream, group, id, id, 1, 'halted') == 0 then return 'out' end
   if record then return 'elsewhere' end
-  return 'halted', head['usher-fence'], ''
+  return 'halted', string.match(head['usher-fence'] or '', '^%d+$') or '0', ''
 end
