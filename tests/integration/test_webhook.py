@@ -97,9 +97,11 @@ def _until(condition: Callable[[], object]) -> None:
 
 
 def test_dead_letters_are_told_in_batches(server: Server, start: Callable[..., Webhook]) -> None:
-    hook = start(server.url, 0.3)
+    server.holds = True  # the first one is on its way until all others are there
+    hook = start(server.url)
     for number in range(250):
         hook.add({"message_id": f"{number}-0"})
+    server.release.set()
     _until(lambda: hook.sent == 250)
     assert [letter["message_id"] for document in server.got for letter in document["dead_letters"]] == [f"{number}-0" for number in range(250)]
     assert all(len(document["dead_letters"]) <= MOST_AT_ONCE for document in server.got)
