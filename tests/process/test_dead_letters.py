@@ -116,6 +116,9 @@ def test_parked_tickets_wait_and_go_on_in_stream_order_when_they_are_redriven(ru
     shown = json.loads(_usher(crew, "tickets", "show", "T7", "--json"))
     assert (shown["state"], shown["message_ids"][0], shown["dead_letter"]["reason"]) == ("halted", ids["T7"][0], "gave_up")
     assert "usher dead redrive --all --ticket T7" in _usher(crew, "tickets", "show", "T7")
+    assert "waits for message" in _usher(crew, "tickets", "list")
+    assert f"halted {_TICKETS}" in _usher(crew, "status", "--once")
+    assert "more than 3" in _usher(crew, "dead", "list", "--limit", "3")
 
     crew.stop("c1")
     link.call("HSET", KEYS.attempts, ids["T7"][0], "1 1 0")
@@ -151,6 +154,14 @@ def test_thousands_are_redriven_exactly_once_and_dropped(running: tuple[Crew, Li
     _usher(crew, "dead", "drop", large["id"], "--yes")
     _usher(crew, "dead", "drop", large["id"], "--yes", "--json", code=1)
     _usher(crew, "dead", "show", large["id"], code=1)
+
+
+def test_large_messages_are_read_a_few_at_a_time_and_without_a_pause(running: tuple[Crew, Link]) -> None:
+    crew, link = running
+    ids = _send(link, *[{"ticket_id": f"B{n % 40}", "body": "x" * 90_000} for n in range(300)])
+    crew.wait_until_handled(ids, within_s=60)
+    crew.wait_until_settled(link, within_s=30)
+    assert out_of_order(crew.executions()) == []
 
 
 def test_any_master_redrives_over_http_and_the_bell_has_rung(running: tuple[Crew, Link]) -> None:

@@ -1,6 +1,6 @@
 -- The ticket of an entry: the first field of that name, cut to `longest` + 1 bytes so that a megabyte of id never travels; false when
 -- there is none. `fields` is the flat list of names and values. Of an entry of more than `most` bytes (0: no limit), names and values
--- together, it is a list: {ticket or "", bytes}.
+-- together, it is a list: {ticket or "", bytes}. Its second value is the size in bytes.
 local function ticket_of(fields, field, longest, most)
   local ticket = false
   for at = 1, #fields, 2 do
@@ -9,10 +9,8 @@ local function ticket_of(fields, field, longest, most)
       break
     end
   end
-  if most > 0 then
-    local bytes = 0
-    for at = 1, #fields do bytes = bytes + #fields[at] end
-    if bytes > most then return {ticket or '', bytes} end
-  end
-  return ticket
+  local bytes = 0
+  for at = 1, #fields do bytes = bytes + #fields[at] end
+  if most > 0 and bytes > most then return {ticket or '', bytes}, bytes end
+  return ticket, bytes
 end
