@@ -37,6 +37,7 @@ COMMANDS: dict[str, Listed] = {
     "status": Listed("master.commands.status:status", "Show consumers, tickets in processing, lag and rates."),
     "tickets": Listed("master.commands.tickets:tickets", "Look at tickets in processing."),
     "consumers": Listed("master.commands.consumers:consumers", "Look at the registered consumers."),
+    "dead": Listed("master.commands.dead:dead", "Look at dead letters, redrive them, or drop them."),
     "doctor": Listed("common.commands.doctor:doctor", "Check Redis and what its set-up means for the promise."),
     "torture": Listed("consumer.commands.torture:torture", "Try your handler against repeats, kills and zombies."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),

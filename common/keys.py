@@ -68,8 +68,13 @@ class Keys:
 
     @property
     def dead(self) -> str:
-        """Stream: dead letters. Written by dead_letter (owner) and reject (leader)."""
+        """Stream: dead letters (lua/includes/bury.lua). Written by dead_letter (owner), reject and end_tail (leader); redrive and drop take out."""
         return self.prefix + "dead"
+
+    @property
+    def changed(self) -> str:
+        """Stream, capped: tickets whose record somebody else than the leader changed; what wakes it. Written by dead_letter, redrive, drop."""
+        return self.prefix + "changed"
 
     @property
     def runs(self) -> str:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -37,6 +38,17 @@ def _urls(value: str) -> str:
     for url in value.split(","):
         if not url.strip().startswith(("http://", "https://")):
             raise ValueError(f"{url.strip() or 'an empty part'!r} is not an http:// or https:// URL; separate several with commas")
+    return value
+
+
+def _webhook(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if value and not fits:
+        raise ValueError("must be an http:// or https:// URL with a host")
     return value
 
 
@@ -81,6 +93,9 @@ class CommonSettings(BaseModel):
     ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
     lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
     api_token: str = Field("", description="Bearer token that the HTTP APIs ask for. Empty: none is asked (allowed on loopback only).")
+    dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
+        "", max_length=2048, description="URL that is told of dead letters, with a POST of JSON every few seconds. Empty: none."
+    )
     log_level: str = Field("info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error.")
     log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
 
@@ -126,7 +141,7 @@ def _told(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         return f"{name_of(field)} is not set (or give --{field.replace('_', '-')})"
-    shown = "" if "token" in field or "url" in field else f" (it is {error.get('input')!r})"
+    shown = "" if "token" in field or "url" in field or "webhook" in field else f" (it is {error.get('input')!r})"
     return f"{name_of(field)}: {error['msg'].removeprefix('Value error, ')}{shown}"
 
 

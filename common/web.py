@@ -98,6 +98,11 @@ def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Map
     app.add_url_rule("/api/health/live", "live", lambda: answer({"status": "alive"}))
 
 
+def add_metrics(app: Flask, page: Callable[[], bytes]) -> None:
+    """Add ``/metrics`` for Prometheus."""
+    app.add_url_rule("/metrics", "metrics", lambda: Response(page(), content_type="text/plain; version=0.0.4; charset=utf-8"))
+
+
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """``document`` as JSON."""
     try:

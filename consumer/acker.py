@@ -29,14 +29,17 @@ log = logging.getLogger(__name__)
 
 #: Most messages of one ack script; a full batch does not wait for the flush time.
 BATCH = 500
+#: The policy under which a ticket goes on after a dead letter.
+SKIP = "skip"
 
 
 class GivenUp(NamedTuple):
-    """A message on its way to the dead letters. ``lane`` is held until it is there."""
+    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is there."""
 
     lane: MessageLane
     message: Message
     bury: Bury
+    policy: str
 
 
 class Acker(Service):
@@ -72,6 +75,8 @@ class Acker(Service):
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._full = threading.Event()
+        self.policy = SKIP
+        self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         self.acknowledged = 0
         self.stale = 0
         self.dead_letters = 0
@@ -88,8 +93,12 @@ class Acker(Service):
             self._full.set()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
-        """A message is given up; its lane is held."""
-        self._given_up.append(GivenUp(lane, message, bury))
+        """A message is given up; its lane is held. If its ticket does not simply go on, what is queued of it is not ours from now on: the
+        script that comes takes it back, and may hand it to us again before we have seen its answer."""
+        policy = SKIP if message.body_is_gone else self.policy
+        if policy != SKIP:
+            self._keeper.end(message.ticket, message.fence, message.stream_id)
+        self._given_up.append(GivenUp(lane, message, bury, policy))
         self._full.set()
         self.wake()
 
@@ -174,16 +183,27 @@ class Acker(Service):
             message.attempt,
             message.first_ms,
             time.time_ns() // 1_000_000,
+            message.fence,
+            item.bury.error_type,
+            item.bury.traceback,
+            item.policy,
         )
         answer = self._steps.dead_letter(letter)
-        self._keeper.done([message.stream_id])
-        if answer is Buried.STALE:
-            self.stale += 1
+        if item.policy == SKIP:
+            self._keeper.done([message.stream_id])
+        else:
+            self._keeper.ended(message.ticket, message.fence)
+        self.stale += answer is Buried.STALE
+        if answer is Buried.STALE and item.policy == SKIP:
             self._keeper.forget([message.ticket])
         self._keeper.let_go([item.lane])
-        if answer is Buried.STALE:
-            return
-        self.dead_letters += answer is Buried.OK
+        if answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
+            self.dead_letters += 1
+            self.on_dead_letter(letter)
+        if answer in (Buried.HALTED, Buried.ENDED):
+            event(log, "ticket_halted" if answer is Buried.HALTED else "tail_ended", level=logging.ERROR, ticket=message.ticket, id=message.id)
+        if item.policy != SKIP or answer is Buried.STALE:
+            return  # the leader hears of it from Redis
         self._reporter.add([(message.ticket, message.fence, [message.stream_id])])
 
     def on_end(self) -> None:

@@ -19,6 +19,8 @@ from consumer.policy.reads import plan_reads
 _ENDING_S = 0.005
 #: Entries per call while looking for what the planned reads did not bring.
 _PAGE = 1000
+#: Records of the inbox read by one call.
+_MOST_RECORDS = 100
 
 
 class BatchReader(Service):
@@ -51,9 +53,11 @@ class BatchReader(Service):
         What fails is read again from the same record: ``_last_record`` moves only when the lanes are filled.
         """
         self.held_up = False
-        command = read_inbox_command(self._inbox, self._last_record, block_ms)
+        over = self._keeper.ended_fences()  # before the inbox is read
+        command = read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS)
         records = list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
         if not records:
+            self._keeper.forget_ended(over)
             return 0
         hand_overs = [part for _, parts in records for part in parts]
         wanted = self._keeper.unknown(entry_id for part in hand_overs for entry_id in part.ids)
@@ -65,6 +69,8 @@ class BatchReader(Service):
             wanted = self._keeper.unknown(entry_id for part in hand_overs for entry_id in part.ids)
         added = self._fill_lanes(hand_overs, wanted)
         self._last_record = records[-1][0]
+        if len(records) < _MOST_RECORDS and not self.held_up:
+            self._keeper.forget_ended(over)
         self._untrimmed = True
         return added
 

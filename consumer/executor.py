@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from common.clock import now_s
@@ -15,6 +16,7 @@ from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.policy.acks import Finished
 from consumer.policy.outcome import Bury, RetryPolicy, decide, told
+from consumer.tracing import traced
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ class Executor:
         facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt}
         facts["error"] = told(problem)[:500]
         if isinstance(decision, Bury):
+            decision = replace(decision, error_type=type(problem).__name__, traceback=traced(problem))
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
             self.bury(lane, message, decision)
         else:

@@ -27,15 +27,19 @@ class AckAnswer(NamedTuple):
 
 
 class Buried(enum.Enum):
-    """What dead_letter did. GONE: the message is not in processing any more; STALE: another owner has its ticket."""
+    """What dead_letter did. HALTED: the ticket waits for an operator; ENDED: its tail goes too; RETURNED: there was nothing to park, the ticket
+    went back to ``master``; GONE: the message is not in processing any more; STALE: another owner has its ticket."""
 
     OK = b"OK"
+    HALTED = b"HALTED"
+    ENDED = b"ENDED"
+    RETURNED = b"RETURNED"
     GONE = b"GONE"
     STALE = b"STALE"
 
 
 class Letter(NamedTuple):
-    """What is noted of a message that is given up. Times in milliseconds since the epoch."""
+    """What is noted of a message that is given up. Times in milliseconds since the epoch. ``policy``: skip, park or tail."""
 
     ticket: bytes
     id: bytes
@@ -44,6 +48,10 @@ class Letter(NamedTuple):
     attempts: int
     first_ms: int
     last_ms: int
+    fence: int = 0
+    error_type: str = ""
+    traceback: str = ""
+    policy: str = "skip"
 
 
 class OwnerSteps:
@@ -83,7 +91,8 @@ class OwnerSteps:
         """Give a message up."""
         keys = self._keys
         args = (keys.group, self._incarnation, *letter)
-        reply = self._scripts.run("dead_letter", (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts), args)
+        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed)
+        reply = self._scripts.run("dead_letter", script_keys, args)
         self._check(reply)
         return Buried(reply)
 

@@ -25,6 +25,11 @@ class ConsumerSettings(CommonSettings):
     flush_ms: float = Field(5.0, ge=0, le=1000, description="Longest wait before finished messages are acknowledged.")
     handler_seconds: float = Field(0.0, ge=0, description="Longest a handler may run; its process is ended then. 0: no limit.")
     max_attempts: int = Field(5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter.")
+    dead_letter_policy: str = Field(
+        "skip",
+        pattern=r"^(skip|park|tail)$",
+        description="After a dead letter its ticket goes on (skip), waits for `usher dead` (park), or loses its pending tail (tail).",
+    )
     retry_seconds: float = Field(0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one.")
     retry_cap_seconds: float = Field(60.0, ge=0, le=86_400, description="Longest wait between attempts.")
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")

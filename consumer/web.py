@@ -1,4 +1,4 @@
-"""The consumer's HTTP interface: its health, nothing else. Work comes through Redis, never over HTTP."""
+"""The consumer's HTTP interface: its health and its metrics, nothing else. Work comes through Redis, never over HTTP."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from common import web
 from common.health import Health
 
 
-def create_app(health: Callable[[], Health], facts: Callable[[], dict[str, Any]]) -> Flask:
+def create_app(health: Callable[[], Health], facts: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None) -> Flask:
     """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token."""
     app = web.create_app(__name__, token="", max_body=0)
     web.add_health(app, health, facts)
+    if metrics is not None:
+        web.add_metrics(app, metrics)
     return app

@@ -10,10 +10,12 @@ from typing import Any
 
 import orjson
 
+from common.bell import Bell
 from common.clock import now_s
 from common.health import Health, judge
 from common.keys import Keys
 from common.log import event
+from common.metrics import Metrics
 from common.process import NameLock
 from common.redis_client import Link, SameServer
 from common.registration import NO_LOCK, Registration
@@ -30,7 +32,7 @@ from consumer.heartbeat import Heartbeat
 from consumer.lane_keeper import LaneKeeper
 from consumer.lease_guard import LeaseGuard
 from consumer.master_client import MasterClient, MasterUnavailable
-from consumer.owner_steps import OwnerSteps
+from consumer.owner_steps import Letter, OwnerSteps
 from consumer.policy.outcome import RetryPolicy
 from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
@@ -47,7 +49,9 @@ _JOIN_S = 2.0
 class Incarnation:
     """The services of one start of the consumer, from the moment its name is taken."""
 
-    def __init__(self, settings: ConsumerSettings, redis_url: str, taken: Taken, handler: Any, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, redis_url: str, taken: Taken, handler: Any, on_lost: Callable[[str], None], metrics: Metrics
+    ) -> None:
         name = taken.registration.incarnation
         keys = Keys(settings.ticket_stream, settings.group)
 
@@ -70,6 +74,8 @@ class Incarnation:
         self.acker = Acker(
             ack_link, steps(ack_link), self.keeper, self.reporter, name, settings.flush_ms / 1000, settings.run_log_length, on_lost
         )
+        self.bell = Bell(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
+        self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
         policy = RetryPolicy(settings.max_attempts, settings.retry_seconds, settings.retry_cap_seconds)
         self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict", settings.handler_seconds, on_lost)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
@@ -96,7 +102,7 @@ class Incarnation:
     @property
     def services(self) -> list[Service]:
         # The heartbeat asks whether the others live, so it begins after them and ends before.
-        return [self.reader, self.guard, *self.pool, *self.watch, self.acker, self.reporter, self.heartbeat]
+        return [self.reader, self.guard, *self.pool, *self.watch, *self.bell.services, self.acker, self.reporter, self.heartbeat]
 
     def start(self) -> None:
         for service in self.services:
@@ -115,6 +121,9 @@ class Incarnation:
         self.reader.close()
         self._drain_link.close()
         self._goodbye.close()
+
+    def _ring(self, letter: Letter) -> None:
+        self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
 
     def _deregister(self) -> bool:
         """Leave for good. The lease is gone then, and its loss is no news to anybody."""
@@ -151,7 +160,8 @@ class ConsumerProgram:
         self._registrar: Registrar | None = None
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
         self._stopped = False
-        self.app = create_app(self._health, self._facts)
+        self._metrics = Metrics()
+        self.app = create_app(self._health, self._facts, self._metrics.page)
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
@@ -186,7 +196,7 @@ class ConsumerProgram:
             if self._stopped:
                 return  # nothing was handed over yet, or the leader takes it back when the lease ends
             try:
-                self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._lost)
+                self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._lost, self._metrics)
                 self._incarnation.start()
             except Exception as problem:  # half of it may run: registering again would begin a second one beside it
                 self._lost(f"it could not be started: {type(problem).__name__}: {problem}")

@@ -124,7 +124,7 @@ def _load_index(stream: TicketStream, board: Board, delivered: bytes, made_progr
             made_progress()
         if record is None:
             event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
-            board.halt(ticket)
+            board.halt(ticket, now)
             continue
         ids = record.ids
         if record.owner == RETURNED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.clock import now_s
@@ -22,6 +23,7 @@ from common.stream_id import rank
 from common.streams import TicketStream, parse_record
 from master.adoption import adopt, rejoin
 from master.elector import Lead
+from master.halts import Halts
 from master.idle_sweep import IdleSweep
 from master.intake import Doorbell, sort_out
 from master.leader_steps import LeaderSteps, Rejected
@@ -54,6 +56,7 @@ class Limits:
     sweep_s: float
     min_idle_ms: int
     ticket_field: str
+    longest_message: int = 0
 
 
 @dataclass
@@ -66,7 +69,14 @@ class Report:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
-Posted = Report | dict[str, Member]
+@dataclass(frozen=True)
+class Changed:
+    """Tickets whose records somebody else has changed."""
+
+    tickets: frozenset[bytes]
+
+
+Posted = Report | Changed | dict[str, Member]
 
 
 class Dispatcher(Service):
@@ -83,12 +93,14 @@ class Dispatcher(Service):
         self._lead = lead
         self._limits = limits
         self.doorbell: Doorbell | None = None
+        self.on_rejected: Callable[[Sequence[Rejected]], None] = lambda rejected: None
         self._mailbox: deque[Posted] = deque()
         self._members: dict[str, Member] = {}
         self._steps: LeaderSteps | None = None
         self._connection = 0  # of the link, in this epoch
         self.board = Board(limits.ticket_window)
         self._recoverer = Recoverer()
+        self._halts = Halts()
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._last_read = b"0-0"
         self._repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
@@ -184,7 +196,7 @@ class Dispatcher(Service):
 
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
-        steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field)
+        steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field, self._limits.longest_message)
         steps.check()
         self._connection = self._link.connections
         started = now_s()
@@ -214,11 +226,12 @@ class Dispatcher(Service):
         self._unsure.update(self._recoverer.take_unsure())
         sweeping = self._idle_sweep.turn(self.board, self._steps, list(self._members), now_s(), self._rejected)
         self._read_records()
+        reopening = self._halts.turn(self.board, self._steps, self._unsure)
         handed = self._hand_over()
         found = self._read_new()
         self._reject()
         self._save_position()
-        if found or handed or recovering or sweeping or self._mailbox or self._unsure:
+        if found or handed or recovering or sweeping or reopening or self._mailbox or self._unsure:
             return 0.0
         if self.doorbell is not None and self._may_read() > 0:
             self.doorbell.arm(self._last_read)
@@ -232,6 +245,8 @@ class Dispatcher(Service):
             if isinstance(posted, Report):
                 posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids) for ticket, ids in posted.items]
                 posted.answered.set()
+            elif isinstance(posted, Changed):
+                self._unsure.update(posted.tickets)
             else:
                 self._look_at(posted)
 
@@ -260,6 +275,7 @@ class Dispatcher(Service):
         if self._rejected:
             event(log, "messages_rejected", level=logging.WARNING, count=len(self._rejected), reason=self._rejected[0].reason)
             self._steps.reject(self._rejected)
+            self.on_rejected(self._rejected)
             self._rejected.clear()
 
     def _read_records(self) -> None:
@@ -281,7 +297,7 @@ class Dispatcher(Service):
                 record = parse_record(value)
             except ValueError:
                 event(log, "record_unreadable", level=logging.ERROR, ticket=name)
-                self.board.halt(name)
+                self.board.halt(name, now)
                 continue
             to_recover = self.board.set_record(name, record.owner, record.fence, record.ids, now)
             if to_recover is not None:

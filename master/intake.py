@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from common.errors import MessageUndecodable
-from common.message import check_ticket
+from common.message import LONGEST_TICKET, check_ticket
 from common.redis_client import Link
 from common.service import Service
 from common.streams import TicketStream
@@ -14,6 +14,8 @@ from master.leader_steps import Found, Rejected
 
 #: What may be shown of a ticket id that nobody can use.
 _SHOWN = 64
+#: The reason of entries above USHER_LONGEST_MESSAGE_BYTES.
+TOO_LARGE = "too_large"
 
 
 class Doorbell(Service):
@@ -65,6 +67,9 @@ def sort_out(found: Iterable[Found]) -> tuple[list[tuple[bytes, bytes]], list[Re
     usable: list[tuple[bytes, bytes]] = []
     rejected: list[Rejected] = []
     for entry in found:
+        if entry.size:
+            rejected.append(Rejected(entry.id, (entry.ticket or b"")[:LONGEST_TICKET], TOO_LARGE))
+            continue
         try:
             usable.append((entry.id, check_ticket(entry.ticket)))
         except MessageUndecodable as why:

@@ -17,10 +17,11 @@ from master.policy.plans import HandOverPlan, HandOverReply, TargetReply
 
 
 class Found(NamedTuple):
-    """An entry under ``master``: ``ticket`` is None when it names none."""
+    """An entry under ``master``: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
 
     id: bytes
     ticket: bytes | None
+    size: int = 0
 
 
 class ParkedPage(NamedTuple):
@@ -70,17 +71,22 @@ class Rejected(NamedTuple):
     reason: str
 
 
-def _found(flat: Sequence[Any]) -> list[Found]:
-    return [Found(flat[at], flat[at + 1]) for at in range(0, len(flat), 2)]
+def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
+    """Entries of a flat list of id, ticket (see lua/fetch.lua), and perhaps more."""
+    found = []
+    for at in range(0, len(flat), step):
+        ticket = flat[at + 1]
+        found.append(Found(flat[at], *ticket) if type(ticket) is list else Found(flat[at], ticket))
+    return found
 
 
 class LeaderSteps:
     """The steps of one leader in one epoch."""
 
-    def __init__(self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str) -> None:
+    def __init__(self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str, longest_message: int = 0) -> None:
         self._scripts = scripts
         self._keys = keys
-        self._ticket_field = ticket_field
+        self._reading = (ticket_field, LONGEST_TICKET, longest_message)
         self.epoch = epoch
 
     def check(self) -> None:
@@ -90,16 +96,14 @@ class LeaderSteps:
     def fetch(self, count: int) -> list[Found]:
         """Read up to ``count`` new entries into the pending list of ``master``. Raises GroupMissing."""
         keys = self._keys
-        reply = self._run("fetch", (keys.stream, keys.leader), (count, self._ticket_field, LONGEST_TICKET))
-        return [Found(reply[at], reply[at + 1]) for at in range(1, len(reply), 2)]
+        reply = self._run("fetch", (keys.stream, keys.leader), (count, *self._reading))
+        return _found(reply[1:])
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
         """The next page of what is pending under ``master``, above id ``after``."""
         keys = self._keys
         start = b"-" if after is None else b"(" + after
-        _, last, found, gone = self._run(
-            "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, self._ticket_field, LONGEST_TICKET)
-        )
+        _, last, found, gone = self._run("read_parked", (keys.stream, keys.leader, keys.dead), (start, count, *self._reading))
         return ParkedPage(last or None, _found(found), gone)
 
     def reject(self, entries: Iterable[Rejected]) -> int:
@@ -107,6 +111,11 @@ class LeaderSteps:
         keys = self._keys
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
+
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> None:
+        """Make dead letters of what is parked behind one; the ticket is free again after the last."""
+        keys = self._keys
+        self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), (ticket, believed, int(is_last), *ids))
 
     def hand_over(self, plan: HandOverPlan) -> HandOverReply:
         """Carry out a plan; what was refused is in the reply."""
@@ -125,7 +134,7 @@ class LeaderSteps:
         """Bring one page of a dead incarnation's entries to ``master``."""
         keys = self._keys
         script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
-        reply = self._run("take_back", script_keys, (incarnation, count, self._ticket_field, LONGEST_TICKET))
+        reply = self._run("take_back", script_keys, (incarnation, count, *self._reading))
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
         _, size, found, gone = reply
@@ -142,10 +151,9 @@ class LeaderSteps:
         """One step of the idle sweep; what ``known`` incarnations with a living lease own is left alone."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.dead, *map(keys.lease, known)]
-        args = (min_idle_ms, cursor, count, self._ticket_field, LONGEST_TICKET, *known)
+        args = (min_idle_ms, cursor, count, *self._reading, *known)
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
-        strays = [(Found(flat[at], flat[at + 1]), flat[at + 2]) for at in range(0, len(flat), 3)]
-        return Swept(cursor, strays, gone)
+        return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
     def save_position(self) -> Position:
         """Note how far the group is; what was noted. Raises GroupMissing."""

@@ -16,6 +16,9 @@ class MasterSettings(CommonSettings):
     batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
     ticket_window: int = Field(512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more are parked.")
     parked_limit: int = Field(2_000_000, ge=1, description="Most entries parked in all; at this many the master stops reading.")
+    longest_message_bytes: int = Field(
+        16 * 1024 * 1024, ge=0, le=2**31, description="Size of an entry, all fields together, above which it becomes a dead letter unread; 0: any."
+    )
     roster_seconds: float = Field(0.5, ge=0.05, le=60, description="How often leases are looked at.")
     health_seconds: float = Field(2.0, ge=0.1, le=600, description="How often every consumer's health URL is asked.")
     health_failures: int = Field(5, ge=1, le=1000, description="Failed health answers in a row before a consumer's lease is revoked.")

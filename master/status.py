@@ -12,7 +12,8 @@ from common.redis_client import CommandRefused, Link
 from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.streams import Record, TicketStream, pairs, parse_record
-from master.policy.plans import HALTED, RETURNED
+from master.dead_letters import DeadLetters
+from master.policy.plans import HALTED, RETURNED, TAIL
 from master.roster import read_roster
 
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
@@ -28,10 +29,11 @@ class StatusReader:
         self._keys = keys
         self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
+        self._letters = DeadLetters(link, keys)  # this too
         self._lock = threading.Lock()
 
     def overview(self) -> dict[str, Any]:
-        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing, dead letters."""
+        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing and halted, dead letters."""
         with self._lock:
             keys = self._keys
             length, tickets, dead, leader = self._link.pipeline(
@@ -52,10 +54,10 @@ class StatusReader:
                 facts = self._stream.group_facts()
                 pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
             except GroupMissing:
-                return seen | {"lag": length, "lag_is_exact": True, "pending": 0, "parked": 0}
+                return seen | {"lag": length, "lag_is_exact": True, "pending": 0, "parked": 0, "halted": 0}
             lag, exact = self._lag(facts)
-            parked = pending.pop(MASTER, 0)
-            return seen | {"lag": lag, "lag_is_exact": exact, "pending": facts[b"pending"], "parked": parked}
+            held = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
+            return seen | {"lag": lag, "lag_is_exact": exact, "pending": facts[b"pending"], **held}
 
     def _lag(self, facts: dict[bytes, Any]) -> tuple[int, bool]:
         """Entries the group has not read; False when there are more than were counted."""
@@ -107,7 +109,18 @@ class StatusReader:
         """A ticket in processing, or None."""
         with self._lock:
             value = self._link.call("HGET", self._keys.tickets, ticket_id)
-        return None if value is None else shown(ticket_id.encode(), value)
+        return None if value is None else self.explained([shown(ticket_id.encode(), value)])[0]
+
+    def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is among the newest."""
+        halted = [row["ticket_id"].encode() for row in rows if row["state"] == "halted"]
+        with self._lock:
+            found = self._letters.parked_for(halted) if halted else {}
+        for row in rows:
+            letter = found.get(row["ticket_id"].encode())
+            if letter is not None:
+                row["dead_letter"] = letter.row()
+        return rows
 
     def close(self) -> None:
         self._link.close()
@@ -125,5 +138,7 @@ def shown(ticket: bytes, value: bytes) -> dict[str, Any]:
         return row | {"state": "returned", "fence": record.fence, "message_ids": ids}
     if record.owner == HALTED:
         return row | {"state": "halted", "fence": record.fence, "message_ids": ids}
+    if record.owner == TAIL:
+        return row | {"state": "ending", "fence": record.fence, "message_ids": []}
     owner = record.owner.decode(errors="replace")
     return row | {"state": "processing", "consumer_name": name_of(owner), "owner": owner, "fence": record.fence, "message_ids": ids}

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
+from common.bell import Bell
 from common.clock import now_s
 from common.keys import Keys
 from common.log import event
+from common.metrics import Metrics
 from common.redis_client import Link
 from common.service import Service
 from common.streams import TicketStream
-from master.dispatcher import Dispatcher, Limits
+from master.dead_letters import DeadLetters
+from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
+from master.halts import ChangeWatch
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
+from master.leader_steps import Rejected
 from master.membership import Membership
 from master.roster import RosterReader
 from master.service_port import ServicePort
@@ -44,22 +50,28 @@ class MasterProgram:
             sweep_s=settings.sweep_seconds,
             min_idle_ms=2 * lease_ms,
             ticket_field=settings.ticket_field,
+            longest_message=settings.longest_message_bytes,
         )
         self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, limits)
         self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
         bell_link = self._link("doorbell")
         doorbell = Doorbell(bell_link, TicketStream(bell_link, self._keys), self._dispatcher.ring)
         self._dispatcher.doorbell = doorbell
+        metrics = Metrics()
+        self._bell = Bell(metrics, settings.dead_letter_webhook, "master", self._keys)
+        self._dispatcher.on_rejected = self._ring
+        changes = ChangeWatch(self._link("changes"), self._keys.changed, lambda tickets: self._dispatcher.post(Changed(tickets)))
         self._lead.on_change = self._dispatcher.wake
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
-        self._services: list[Service] = [self._dispatcher, doorbell, self._roster, health, janitor]
+        self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, *self._bell.services]
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
+        self._letters = DeadLetters(self._link("letters"), self._keys)
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake
         )
-        self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts)
+        self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts, letters=self._letters, metrics=metrics.page)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""
@@ -84,6 +96,11 @@ class MasterProgram:
         elector.join(_JOIN_S)
         self._membership.close()
         self._status.close()
+        self._letters.close()
+
+    def _ring(self, rejected: Sequence[Rejected]) -> None:
+        for entry in rejected:
+            self._bell.ring(entry.shown, entry.id, entry.reason)
 
     def _works(self) -> bool:
         """Whether the dispatcher makes progress: the lead is extended only then."""

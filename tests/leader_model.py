@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 from common.registration import Registration, name_of
 from common.stream_id import rank
-from master.leader_steps import Found, Freed, Rejected, TakenPage
+from master.halts import Halts
+from master.leader_steps import Found, Freed, ParkedPage, Rejected, TakenPage
 from master.policy.dispatch import Board
 from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply, Verdict
 from master.recoverer import Recoverer
 from master.roster import Member
 
 MASTER = "master"
+HALTED = "halted"
 #: Somebody who took entries without being asked to, until the sweep finds them.
 STRANGER = "stranger"
 PAGE = 2
@@ -64,6 +66,7 @@ class RedisModel:
         self.fence = 0
         self.handed_over: list[HandedOver] = []
         self.broken: list[str] = []
+        self.changed: list[bytes] = []  # tickets whose records others than the leader changed
 
     # ---- others --------------------------------------------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ class RedisModel:
     def recorded(self, ticket: bytes) -> set[bytes]:
         """The ids in a ticket's record."""
         record = self.index.get(ticket)
-        return set(record.ids) if record is not None else set()
+        return set(record.ids) if record is not None and record.owner != "tail" else set()
 
     def lives(self, incarnation: str) -> bool:
         return incarnation in self.leases
@@ -120,12 +123,66 @@ class RedisModel:
         if not record.ids:
             del self.index[ticket]
 
+    def park(self, incarnation: str, ticket: bytes) -> None:
+        """dead_letter.lua with policy park, for the first message of a ticket."""
+        record = self._its_own(incarnation, ticket)
+        first, *rest = record.ids
+        is_gone = first in self.bodiless
+        if is_gone:
+            self.finish(first)
+        else:
+            self.pending[first] = HALTED
+        left = [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]
+        self._write(ticket, Record("returned" if is_gone else HALTED, record.fence, left if is_gone else [first, *left]))
+        self.changed.append(ticket)
+
+    def end(self, incarnation: str, ticket: bytes) -> None:
+        """dead_letter.lua with policy tail, for the first message of a ticket."""
+        record = self._its_own(incarnation, ticket)
+        first, *rest = record.ids
+        self.finish(first)
+        if first in self.bodiless:
+            self._write(ticket, Record("returned", record.fence, [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]))
+        else:
+            for entry_id in rest:
+                self.finish(entry_id)
+            self._write(ticket, Record("tail", record.fence, [max(self.ticket_of, key=rank)]))
+        self.changed.append(ticket)
+
+    def redrive(self, ticket: bytes) -> None:
+        """redrive.lua for what a halted ticket waits for; its body is there."""
+        record = self.index[ticket]
+        assert record.owner == HALTED
+        self.pending[record.ids[0]] = MASTER
+        self._write(ticket, Record("returned", record.fence, list(record.ids)))
+        self.changed.append(ticket)
+
+    def drop(self, ticket: bytes) -> None:
+        """drop_letters.lua for what a halted ticket waits for."""
+        record = self.index[ticket]
+        assert record.owner == HALTED
+        self.finish(record.ids[0])
+        self._write(ticket, Record("returned", record.fence, record.ids[1:]))
+        self.changed.append(ticket)
+
+    def _its_own(self, incarnation: str, ticket: bytes) -> Record:
+        record = self.index[ticket]
+        assert self.lives(incarnation)
+        assert record.owner == incarnation
+        return record
+
+    def _write(self, ticket: bytes, record: Record) -> None:
+        if record.ids:
+            self.index[ticket] = record
+        else:
+            del self.index[ticket]
+
     def sweep(self, ids: Iterable[bytes]) -> list[Found]:
         """sweep.lua, when just these are idle for long enough: what comes to ``master``."""
         strays = []
         for entry_id in sorted(ids, key=rank):
             owner = self.pending[entry_id]
-            if owner != MASTER and not self.lives(owner) and self._bring(entry_id):
+            if owner not in (MASTER, HALTED) and not self.lives(owner) and self._bring(entry_id):
                 strays.append(Found(entry_id, self.ticket_of[entry_id]))
         return strays
 
@@ -236,7 +293,7 @@ class RedisModel:
             return TakenPage(True, 0, [], [])
         page = self.held_by(incarnation)[: min(count, PAGE)]
         found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        for entry_id, ticket in found:
+        for entry_id, ticket, _ in found:
             record = self.index.get(ticket or b"")
             if record is not None and record.owner == incarnation and entry_id in record.ids:
                 record.ids.remove(entry_id)
@@ -259,6 +316,23 @@ class RedisModel:
                 others.append(ticket)
         return Freed(others, parked)
 
+    def parked_page(self, after: bytes | None, count: int) -> ParkedPage:
+        """read_parked.lua: one page."""
+        page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][: min(count, PAGE)]
+        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
+        return ParkedPage(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
+
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> None:
+        """end_tail.lua."""
+        record = self.index.get(ticket)
+        if record is None or record.head != believed:
+            return
+        for entry_id in ids:
+            if self.pending.get(entry_id) == MASTER:
+                self.finish(entry_id)
+        if is_last:
+            del self.index[ticket]
+
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""
         return [(entry_id, self.ticket_of[entry_id]) for entry_id in self.held_by(MASTER) if self._bring(entry_id)]
@@ -266,6 +340,14 @@ class RedisModel:
 
 def _within(entry_id: bytes, plan: HandOverPlan) -> bool:
     return (plan.lowest == b"-" or rank(entry_id) >= rank(plan.lowest)) and (plan.highest == b"+" or rank(entry_id) <= rank(plan.highest))
+
+
+class _HaltSteps:
+    """The steps that Halts asks for."""
+
+    def __init__(self, redis: RedisModel) -> None:
+        self.read_parked = redis.parked_page
+        self.end_tail = redis.end_tail
 
 
 class Leader:
@@ -277,6 +359,8 @@ class Leader:
         self.recoverer = Recoverer()
         self.unsure: set[bytes] = set()
         self.rejected: list[Rejected] = []
+        self.halts = Halts()
+        self.heard = len(redis.changed)
         self.now_s = 0.0
 
     @classmethod
@@ -290,7 +374,7 @@ class Leader:
             if owner is not None:
                 dead.add(owner)
         living = set(board.consumers) - dead
-        dead |= {name for name in redis.pending.values() if name != MASTER and name not in living}
+        dead |= {name for name in redis.pending.values() if name not in (MASTER, HALTED) and name not in living}
         for incarnation in sorted(dead):
             while redis.take_back(incarnation, PAGE).size:
                 pass
@@ -331,8 +415,23 @@ class Leader:
         """All of a turn, but for the reading of new entries."""
         self.look_at(self.redis.roster())
         self.recover()
+        self.hear()
         self.read_records(list(self.unsure))
+        self.reopen()
         self.hand_over()
+
+    @property
+    def has_news(self) -> bool:
+        return self.heard < len(self.redis.changed)
+
+    def hear(self) -> None:
+        """What the stream of changed tickets says."""
+        self.unsure.update(self.redis.changed[self.heard :])
+        self.heard = len(self.redis.changed)
+
+    def reopen(self) -> bool:
+        """One page of what was not kept of a halted ticket, and of what ends."""
+        return self.halts.turn(self.board, _HaltSteps(self.redis), self.unsure)  # type: ignore[arg-type]
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""

@@ -20,9 +20,10 @@ PACKAGES = ("common", "master", "consumer")
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py is what Usher is compared with: plain redis-py.
     "redis": ("common/redis_client.py", "common/endpoints.py", "common/stream_router.py", "common/bench/floor.py"),
-    "requests": ("master/health_checker.py", "consumer/master_client.py", "*/cli.py", "*/commands/*.py"),
+    "requests": ("master/health_checker.py", "consumer/master_client.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
     "flask": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
+    "prometheus_client": ("common/metrics.py",),
     "gunicorn": ("common/serving.py", "common/serving_worker.py"),
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),

@@ -25,7 +25,10 @@ def needed(keys: Keys) -> list[Command]:
         ("INFO",),
         ("EVAL", "return 1", 1, keys.leader),
         ("EVALSHA", "0" * 40, 1, keys.leader),
+        ("XADD", stream, "*", "f", "v"),  # a dead letter that is redriven
         ("XADD", keys.dead, "*", "f", "v"),
+        ("XADD", keys.changed, "MAXLEN", "~", 1, "*", "f", "v"),
+        ("XREAD", "STREAMS", keys.changed, "0"),
         ("XADD", inbox, "*", "f", "v"),
         ("XADD", keys.runs, "MAXLEN", "~", 1, "*", "f", "v"),
         ("XREAD", "STREAMS", stream, "0"),

@@ -35,7 +35,7 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
     yield from _consumers(stream)
     yield from _idle(facts, stream)
     if stream.dead_letters:
-        yield Finding("dead letters", WARN, f"{stream.dead_letters:,}", "messages that were given up; each is kept with its reason", "look at them")
+        yield Finding("dead letters", WARN, f"{stream.dead_letters:,}", "messages that were given up, with their reasons", "usher dead list")
 
 
 def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:

@@ -1,23 +1,86 @@
--- dead_letter: an owner gives up on a message.
--- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts
--- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms
--- Returns: "OK", "LOST" (no lease), "STALE" (another owner has the ticket) or "GONE" (it is not in processing any more)
--- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places.
+-- dead_letter: an owner gives up on a message; its ticket goes on (skip), halts (park), or ends with it what is pending of it (tail).
+-- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed
+-- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms, 10 fence,
+--       11 error type, 12 traceback, 13 policy: skip | park | tail
+-- Returns: "OK", "HALTED" (park), "ENDED" (tail), "RETURNED" (park or tail, but there was nothing to park: what the owner held of the ticket is
+--          under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or "GONE" (it is not in processing any more).
+--          Unless the policy is skip, nothing of the ticket under this fence is the caller's after any of them.
+-- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places. A parked message stays
+--          pending, under `halted`: its id is its place in the ticket's order. What its owner held of the ticket after it goes to `master`
+--          in the same step, and `halted <fence> <id> <those ids>` is what the index says. `tail <fence> <last delivered id>` asks the leader
+--          to end what it has parked of the ticket up to that id.
 -- Memory: works when full
 --- @include record
 --- @include bury
 --- @include at_full_memory
+--- @include tell_leader
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
-local record = redis.call('HGET', KEYS[3], ARGV[3])
+local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[13]
+local record = redis.call('HGET', KEYS[3], ticket)
 if not record then return 'GONE' end
 local owner, fence, ids = read_record(record)
-if owner ~= ARGV[2] then return 'STALE' end
-local left = without(ids, {[ARGV[4]] = true})
-if left == ids then return 'GONE' end
+if policy ~= 'skip' and owner and fence == ARGV[10] then -- the call is repeated
+  if owner == 'halted' and string.match(ids, '^%S+') == id then return 'HALTED' end
+  if owner == 'tail' then return 'ENDED' end
+end
+if owner ~= me or (policy ~= 'skip' and fence ~= ARGV[10]) then return 'STALE' end
+local left = without(ids, {[id] = true})
+local is_there = left ~= ids
+if policy == 'skip' and not is_there then return 'GONE' end
+if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
+  redis.call('HLEN', KEYS[5])
+  redis.call('XLEN', KEYS[6])
+end
 at_full_memory(KEYS[3])
-local fields = body_of(KEYS[1], ARGV[4])
-bury(KEYS[4], ARGV[4], ARGV[3], fields and ARGV[5] or 'body_gone', ARGV[6], ARGV[7], ARGV[2], ARGV[8], ARGV[9], fields)
-redis.call('XACK', KEYS[1], ARGV[1], ARGV[4])
-write_record(KEYS[3], ARGV[3], owner, fence, left)
-redis.call('HDEL', KEYS[5], ARGV[4])
-return 'OK'
+
+local fields = is_there and body_of(stream, id)
+if not fields and policy ~= 'skip' then policy = 'return' end
+if is_there then
+  local kept_as = (policy == 'park' or policy == 'tail') and policy or 'skip'
+  local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = ARGV[12]}
+  bury(KEYS[4], id, ticket, fields and ARGV[5] or 'body_gone', ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
+  if policy == 'park' then
+    redis.call('XCLAIM', stream, group, 'halted', '0', id, 'FORCE', 'JUSTID')
+  else
+    redis.call('XACK', stream, group, id)
+  end
+  if policy == 'skip' then write_record(KEYS[3], ticket, owner, fence, left) end
+  redis.call('HDEL', KEYS[5], id)
+end
+if policy == 'skip' then return 'OK' end
+
+if policy == 'tail' then
+  for behind in string.gmatch(left, '%S+') do
+    local body = body_of(stream, behind)
+    local more = {policy = 'tail', fence = fence}
+    bury(KEYS[4], behind, ticket, body and 'behind_dead_letter' or 'body_gone', 'behind ' .. id, '0', me, now_ms(), now_ms(), body, more)
+    redis.call('XACK', stream, group, behind)
+    redis.call('HDEL', KEYS[5], behind)
+  end
+  local delivered = id
+  for _, facts in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local known = {}
+    for at = 1, #facts, 2 do known[facts[at]] = facts[at + 1] end
+    if known['name'] == group then delivered = known['last-delivered-id'] end
+  end
+  redis.call('HSET', KEYS[3], ticket, 'tail ' .. fence .. ' ' .. delivered)
+  tell_leader(KEYS[6], ticket)
+  return 'ENDED'
+end
+
+local over = {}
+for behind in string.gmatch(left, '%S+') do
+  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') == 0 then
+    -- Redis >= 7 drops an entry whose body is gone when it is claimed; the record names what is under `master`, and nothing else.
+    if not body_of(stream, behind) then bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil) end
+    over[behind] = true
+  end
+end
+left = without(left, over)
+if policy == 'park' then
+  redis.call('HSET', KEYS[3], ticket, 'halted ' .. fence .. ' ' .. (left == '' and id or id .. ' ' .. left))
+else
+  write_record(KEYS[3], ticket, 'returned', fence, left)
+end
+tell_leader(KEYS[6], ticket)
+return policy == 'park' and 'HALTED' or 'RETURNED'

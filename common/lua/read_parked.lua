@@ -1,7 +1,7 @@
 -- read_parked: one page of what is pending under `master`, in id order; what a new epoch starts from.
 -- KEYS: 1 stream, 2 leader, 3 dead
--- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes
--- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket, ...}, {ids whose body was gone}}
+-- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes (0: any)
+-- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (see fetch), ...}, {ids whose body was gone}}
 -- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the same step.
 -- Memory: works when full
 --- @include leads
@@ -9,13 +9,13 @@
 --- @include bury
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], 'master')
-local field, longest, last = ARGV[5], tonumber(ARGV[6]), ''
+local field, longest, most, last = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ''
 local entries, gone, n = {}, {}, 0
 for _, row in ipairs(rows) do
   local id = row[1]
   local fields = body_of(KEYS[1], id)
   if fields then
-    entries[n + 1], entries[n + 2] = id, ticket_of(fields, field, longest)
+    entries[n + 1], entries[n + 2] = id, ticket_of(fields, field, longest, most)
     n = n + 2
   else
     bury(KEYS[3], id, '', 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)

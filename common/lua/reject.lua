@@ -12,7 +12,8 @@ for at = 3, #ARGV, 3 do
   local id = ARGV[at]
   if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, 'master') == 1 then
     local fields = body_of(KEYS[1], id)
-    bury(KEYS[3], id, ARGV[at + 1], fields and ARGV[at + 2] or 'body_gone', '', '0', 'master', now, now, fields)
+    local more = {cut = ARGV[at + 2] == 'too_large'}
+    bury(KEYS[3], id, ARGV[at + 1], fields and ARGV[at + 2] or 'body_gone', '', '0', 'master', now, now, fields, more)
     redis.call('XACK', KEYS[1], ARGV[1], id)
     written = written + 1
   end

@@ -22,9 +22,11 @@ for at = 3, #ARGV, 2 do
   local record = redis.call('HGET', KEYS[3], ticket)
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end
-  if not owner or owner == 'returned' then
+  local names_it = owner and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true)
+  if owner == 'halted' then names_it = string.match(ids, '^%S+') == id end -- the others of its record are under `master`
+  if not owner or owner == 'returned' or owner == 'tail' then
     over[#over + 1] = id -- nobody has the ticket: all that comes of it runs again in order, under a new fence
-  elseif string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true) then
+  elseif names_it then
     redis.call('XCLAIM', KEYS[1], ARGV[1], owner, '0', id, 'JUSTID')
   elseif is_below_all(id, ids) then
     redis.call('XACK', KEYS[1], ARGV[1], id)

@@ -1,8 +1,8 @@
 -- sweep: find idle entries that nobody looks after, with XAUTOCLAIM, and bring them to `master`.
 -- KEYS: 1 stream, 2 leader, 3 dead, then the leases of the known incarnations
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket in bytes,
---       then the known incarnations, in the order of their leases
--- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket, former owner, ...}, {ids whose body was gone}}
+--       8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
+-- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see fetch), former owner, ...}, {ids whose body was gone}}
 -- Why Lua: XAUTOCLAIM asks nobody's leave. The owners are read before, and what a living lease or a reserved name (`halted`, `master`)
 --          owns goes back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call: without the cursor, whatever lies behind is never found.
 -- Memory: works when full
@@ -12,10 +12,10 @@
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 local stream, group = KEYS[1], ARGV[1]
-local count, field, longest = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local count, field, longest, most = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local reserved, living = {master = true, halted = true}, {}
-for i = 8, #ARGV do
-  if redis.call('EXISTS', KEYS[i - 4]) == 1 then living[ARGV[i]] = true end
+for i = 9, #ARGV do
+  if redis.call('EXISTS', KEYS[i - 5]) == 1 then living[ARGV[i]] = true end
 end
 local owners = {}
 for _, row in ipairs(redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count)) do owners[row[1]] = row[2] end
@@ -34,7 +34,7 @@ for _, id in ipairs(found[2]) do
     local fields = body_of(stream, id)
     if fields then
       local n = #strays
-      strays[n + 1], strays[n + 2], strays[n + 3] = id, ticket_of(fields, field, longest), owner
+      strays[n + 1], strays[n + 2], strays[n + 3] = id, ticket_of(fields, field, longest, most), owner
     else
       body_is_gone(id) -- before 7.0 the entry stays in the pending list
     end

@@ -1,8 +1,8 @@
 -- take_back: one page of what a dead incarnation still has pending goes to `master`, in id order.
 -- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead
--- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes
+-- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes (0: any)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
---          {"OK", number of entries of the page, {id, ticket, ...}, {ids whose body was gone}}; a page of 0 entries says that its list is empty
+--          {"OK", number of entries of the page, {id, ticket (see fetch), ...}, {ids whose body was gone}}; a page of 0 entries says that its list is empty
 -- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together, must be true at one moment.
 -- Memory: works when full
 --- @include leads
@@ -14,7 +14,7 @@ if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed
 local stream, group, tickets_key, dead_one = KEYS[1], ARGV[1], KEYS[4], ARGV[3]
-local field, longest = ARGV[5], tonumber(ARGV[6])
+local field, longest, most = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local rows = redis.call('XPENDING', stream, group, '-', '+', ARGV[4], dead_one)
 at_full_memory(tickets_key)
 local entries, gone, leaving, n = {}, {}, {}, 0
@@ -23,9 +23,10 @@ for _, row in ipairs(rows) do
   local fields = body_of(stream, id)
   if fields then
     redis.call('XCLAIM', stream, group, 'master', '0', id, 'JUSTID')
-    local ticket = ticket_of(fields, field, longest)
+    local ticket = ticket_of(fields, field, longest, most)
     entries[n + 1], entries[n + 2] = id, ticket
     n = n + 2
+    if type(ticket) == 'table' then ticket = ticket[1] end
     if ticket then
       leaving[ticket] = leaving[ticket] or {}
       leaving[ticket][id] = true

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.backoff import backoff_s
 from common.errors import GiveUp, RetryLater
@@ -27,10 +27,12 @@ class TryAgain:
 
 @dataclass(frozen=True)
 class Bury:
-    """The message becomes a dead letter."""
+    """The message becomes a dead letter. What tells a person more than ``error`` does is no part of the decision."""
 
     reason: str
     error: str
+    error_type: str = field(default="", compare=False)
+    traceback: str = field(default="", compare=False)
 
 
 #: Longest text of an error that is kept.

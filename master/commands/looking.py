@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
 from common.settings import CommonSettings, load
+from master.dead_letters import DeadLetters
 from master.status import StatusReader
 
 #: Colours of the states of consumers and tickets.
@@ -36,6 +38,21 @@ def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     finally:
         reader.close()
+
+
+@contextlib.contextmanager
+def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
+    """The dead letters of the configured stream. Raises as ``status_reader``."""
+    settings = load(CommonSettings, os.environ, flags)
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    letters = DeadLetters(Link(url, "usher:dead"), Keys(settings.ticket_stream, settings.group))
+    try:
+        yield letters
+    except RedisTrouble as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        letters.close()
 
 
 def print_json(document: Any) -> None:
@@ -76,6 +93,19 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
         oldest = ids[0] if ids else ""
         cells.append((row["ticket_id"], row["state"], row.get("consumer_name", ""), len(ids), oldest, str(row.get("fence", ""))))
     return table(title, ("ticket", "state", "consumer", "messages", "oldest message", "fence"), cells, numbers=("messages",))
+
+
+def way_out(row: dict[str, Any]) -> str | None:
+    """Of a halted ticket: why, and what an operator can do."""
+    if row["state"] != "halted":
+        return None
+    letter = row.get("dead_letter")
+    ids = row.get("message_ids") or ["?"]
+    why = f" ({letter['reason']}: {letter['error'][:200]})" if letter else ""
+    ticket = shlex.quote(row["ticket_id"])
+    ways = f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}` skips it"
+    text = f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways}"
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
 def console() -> Console:

@@ -64,8 +64,8 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         ("leader", seen["leader_url"] or "none: no master leads"),
         ("entries", f"{seen['entries']:,}  done {seen['done']:,}  unread (lag) {lag}"),
         ("pending", f"{seen['pending']:,}  of these parked under the master {seen['parked']:,}"),
-        ("tickets in processing", seen["tickets"]),
-        ("dead letters", seen["dead_letters"]),
+        ("tickets in processing", f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"]),
+        ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
     ]
     if seen["done_per_second"] is not None:
         facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from common.settings import CommonSettings, options
-from master.commands.looking import console, print_json, status_reader, tickets_table
+from master.commands.looking import console, print_json, status_reader, tickets_table, way_out
 
 
 @click.group(help="Look at tickets in processing.")
@@ -28,11 +28,13 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
             page = reader.tickets(cursor, min(1000, limit))
             rows += page["tickets"]
             cursor = page["cursor"]
-    rows = rows[:limit]
+        rows = reader.explained(rows[:limit])
     if as_json:
         print_json({"tickets": rows, "more": cursor is not None})
         return
     console().print(tickets_table(rows))
+    for line in filter(None, map(way_out, rows)):
+        click.echo(line)
     if not rows:
         click.echo("  none: everything that was read is done")
 
@@ -52,5 +54,7 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
         console().print(tickets_table([found], "Ticket"))
         for message_id in found.get("message_ids", ()):
             click.echo(f"  {message_id}")
+        if (told := way_out(found)) is not None:
+            click.echo(told)
     if found is None:
         sys.exit(1)

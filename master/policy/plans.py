@@ -14,6 +14,8 @@ NOBODY = b""
 RETURNED = b"returned"
 #: The owner in the record of a ticket that waits for an operator.
 HALTED = b"halted"
+#: The owner in the record of a ticket whose tail goes to the dead letters.
+TAIL = b"tail"
 
 
 class Part(NamedTuple):

@@ -9,7 +9,9 @@ OPEN            may be planned: its parked ids go to its owner, or    -
                 to a chosen consumer if it has none
 RECOVERING      its owner is dead; all is parked                      the recovery of the owner ends
 UNSURE          a hand-over was refused: memory and index differ      its record has been read again
-HALTED          an operator (or an unreadable record) stopped it      redrive
+HALTED          it waits for an operator: a parked dead letter, or     redrive, drop, or a record that can be
+                a record that cannot be read                          read: compared now and then
+ENDING          what is parked of it becomes dead letters             the last of them is written
 ==============  ====================================================  =====================================
 """
 
@@ -27,12 +29,17 @@ class Standing(enum.Enum):
     RECOVERING = "recovering"
     UNSURE = "unsure"
     HALTED = "halted"
+    ENDING = "ending"
 
 
 class Ticket:
-    """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, in id order."""
+    """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, in id order.
 
-    __slots__ = ("believed", "compared_s", "home", "name", "owner", "parked", "queued", "running", "standing")
+    ``above``: what of it is above this id is under ``master`` too, and only Redis knows it; None: memory has everything. ``waits_for``: the
+    message under ``halted``. ``until``: of an ending ticket, the rank of the last id that ends.
+    """
+
+    __slots__ = ("above", "believed", "compared_s", "home", "name", "owner", "parked", "queued", "running", "standing", "until", "waits_for")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -44,6 +51,9 @@ class Ticket:
         self.standing = Standing.OPEN
         self.queued = False
         self.compared_s = 0.0
+        self.above: bytes | None = None
+        self.waits_for = b""
+        self.until = 0
 
 
 @dataclass(eq=False)

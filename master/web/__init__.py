@@ -9,6 +9,11 @@ POST /api/messages/acknowledge        200 with ``ok``, ``gone`` or ``stale`` per
 GET /api/consumers                    200
 GET /api/tickets?cursor=&limit=       200, a page of at most 200
 GET /api/tickets/{id}                 200, 404 ``unknown_ticket``
+GET /api/dead-letters?ticket=&...      200, a page of at most 200, oldest first; ``cursor`` where to go on
+GET /api/dead-letters/{id}            200 with traceback and fields, 404 ``unknown_dead_letter``
+POST /api/dead-letters/redrive        200 with an outcome per letter; a body of ``ids``, or of ``filter`` and ``limit``
+POST /api/dead-letters/drop           the same
+GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``live`` is always 200
 ====================================  ==============================================================================================
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from flask import Flask, Response
@@ -11,18 +11,31 @@ from flask import Flask, Response
 from common import web
 from common.web import Problem, answer_problem
 from master.web.api import REGISTER_BODY, routes
+from master.web.dead_letters import LetterPort, letter_routes
 from master.web.health_url import parse_hosts
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
 
-def create_app(port: MasterPort, *, token: str, health_hosts: str, hosts: Collection[str] = ()) -> Flask:
-    """The application on top of ``port``.
+def create_app(
+    port: MasterPort,
+    *,
+    token: str,
+    health_hosts: str,
+    hosts: Collection[str] = (),
+    letters: LetterPort | None = None,
+    metrics: Callable[[], bytes] | None = None,
+) -> Flask:
+    """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
 
     ``token``, ``health_hosts``: the settings of that name. ``hosts``: the names under which this service may be addressed, empty for any.
     Raises SettingsError when health_hosts cannot be read.
     """
     app = web.create_app(__name__, token, REGISTER_BODY, hosts)
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
+    if letters is not None:
+        app.register_blueprint(letter_routes(letters))
+    if metrics is not None:
+        web.add_metrics(app, metrics)
     web.add_health(app, port.health, lambda: _role(port.leading()))
 
     @app.errorhandler(NameHeld)

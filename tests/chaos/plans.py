@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tests.chaos.checker.history import History, position
 from tests.chaos.corpus import HOSTILE
 from tests.chaos.injectors import programs, proxy, redis_faults
+from tests.chaos.injectors.operator import park_and_redrive
 from tests.chaos.rig.cluster import Cluster, Shape
 from tests.chaos.rig.facts import events
 from tests.chaos.rig.producer import Load
@@ -410,6 +411,18 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         load=Load(double_sends=0.05, poison=0.02, fail_before=0.05, fail_after=0.03),
         seconds=4.0,
+    ),
+    Plan(
+        "K12p",
+        "parked and redriven",
+        park_and_redrive,
+        ("kill", "kill_leader", "broken", "letters_resumed", "repeated"),
+        strict=True,
+        shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "park"}),
+        load=Load(rate=60),
+        drain_s=12.0,
+        varies=False,
+        brief=False,
     ),
     Plan(
         "K12h",

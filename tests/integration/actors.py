@@ -20,7 +20,7 @@ from common.redis_client import Arg, CommandRefused, Link, ScriptMissing
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.stream_id import rank
-from consumer.acker import Acker
+from consumer.acker import SKIP, Acker
 from consumer.batch_reader import BatchReader
 from consumer.context import Message, OwnLease
 from consumer.drain import Drain
@@ -30,8 +30,9 @@ from consumer.master_client import MasterClient
 from consumer.owner_steps import OwnerSteps
 from consumer.policy.outcome import RetryPolicy
 from consumer.reporter import Reporter
-from master.dispatcher import Dispatcher, Limits, Report
+from master.dispatcher import Changed, Dispatcher, Limits, Report
 from master.elector import Elector, Lead
+from master.halts import ChangeWatch
 from master.janitor import Janitor
 from master.membership import Membership
 from master.roster import read_roster
@@ -214,7 +215,9 @@ class Run:
 class ConsumerActor:
     """One incarnation: reader, lanes, executor, acker, drain; no thread, and no handler but what the test does with a Run."""
 
-    def __init__(self, url: str, keys: Keys, registration: Registration, history: History, *, strict: bool = False, max_attempts: int = 3) -> None:
+    def __init__(
+        self, url: str, keys: Keys, registration: Registration, history: History, *, strict: bool = False, max_attempts: int = 3, policy: str = SKIP
+    ) -> None:
         self.registration = registration
         self.incarnation = registration.incarnation
         self.history = history
@@ -226,6 +229,7 @@ class ConsumerActor:
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
         self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, 0.0, 1000, self.lost.append)
+        self.acker.policy = policy
         self.executor = Executor(self.keeper, self.acker, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0, self.lost.append)
         self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
         self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, LEASE_MS)
@@ -320,6 +324,8 @@ class MasterActor:
         self.janitor = Janitor(self.reap_link, keys, self.lead, 1.0)
         self.reap_link.knows(self.janitor._scripts)
         self._roster_link = Link(url, f"test:{name}:roster")
+        self._change_link = Link(url, f"test:{name}:changes")
+        self.changes = ChangeWatch(self._change_link, keys.changed, lambda tickets: self.dispatcher.post(Changed(tickets)))
         self.failures: list[Exception] = []
 
     @property
@@ -334,6 +340,10 @@ class MasterActor:
     def look(self) -> None:
         """The roster reader's turn."""
         self.dispatcher.post(read_roster(self._roster_link, self.keys))
+
+    def hear(self) -> None:
+        """The turn of who waits for changed tickets."""
+        self.changes.look(None)
 
     def turn(self, *reports: Report) -> None:
         """The dispatcher's turn, with these reports; an epoch in doubt is renewed before. As in its thread, a turn that fails ends nothing."""
@@ -351,6 +361,7 @@ class MasterActor:
         self.turn(*reports)
         for _ in range(turns):
             self.look()
+            self.hear()
             self.turn()
 
     def sweep(self) -> None:
@@ -367,7 +378,7 @@ class MasterActor:
         self.janitor.run_once()
 
     def crash(self) -> None:
-        for link in (self.link, self.elect_link, self.reap_link, self._roster_link):
+        for link in (self.link, self.elect_link, self.reap_link, self._roster_link, self._change_link):
             link.close()
 
     close = crash

@@ -17,10 +17,10 @@ from common.redis_client import Link
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.streams import HandOver, Record, TicketStream, pairs, parse_inbox, parse_record
-from consumer.owner_steps import OwnerSteps
+from consumer.owner_steps import Buried, Letter, OwnerSteps
 from master.leader_steps import LeaderSteps
 from master.membership import Membership
-from master.policy.plans import NOBODY, RETURNED, HandOverPlan, HandOverReply, Part, TargetPlan
+from master.policy.plans import NOBODY, RETURNED, TAIL, HandOverPlan, HandOverReply, Part, TargetPlan
 
 LEASE_MS = 60_000
 FIELD = "ticket_id"
@@ -165,6 +165,17 @@ class World:
         assert reply.targets[0] == ("OK", [], [], []), reply
         return sent
 
+    def give_up(self, owner: Owner, ticket: bytes, policy: str, entry_id: bytes = b"", error: str = "ValueError: x") -> Buried:
+        """Give up on a message of a ticket (the first that its owner has), as a consumer does that may do so."""
+        record = self.record(ticket)
+        assert record is not None
+        letter = Letter(ticket, entry_id or record.ids[0], "gave_up", error, 3, 1, 2, record.fence, "ValueError", "at x", policy)
+        return owner.steps.dead_letter(letter)
+
+    def letter_ids(self) -> list[bytes]:
+        """Ids of all dead letters."""
+        return [letter_id for letter_id, _ in self.link.call("XRANGE", self.keys.dead, "-", "+")]
+
     def head(self, ticket: bytes) -> bytes:
         """The head of a ticket's record as a leader that knows everything believes it."""
         record = self.record(ticket)
@@ -252,12 +263,14 @@ class World:
             except ValueError:
                 found.append(f"the record of {ticket!r} cannot be read: {value!r}")
                 continue
+            if record.owner == TAIL:
+                continue  # it names no entry
             if not record.ids:
                 found.append(f"{ticket!r} has a record without ids")
             for entry_id in record.ids:
                 if entry_id in in_index:
                     found.append(f"{entry_id!r} is in two records")
-                in_index[entry_id] = MASTER if record.owner == RETURNED else record.owner
+                in_index[entry_id] = MASTER if record.owner == RETURNED or (record.owner == HALTED and entry_id != record.ids[0]) else record.owner
         in_list = {entry_id: owner for owner, ids in self.pending().items() for entry_id in ids}
         for entry_id in in_index.keys() | in_list.keys():
             owner, listed = in_index.get(entry_id), in_list.get(entry_id)

@@ -21,6 +21,7 @@ class Ledger:
         self.bodiless: set[bytes] = set()
         self.strange: set[bytes | None] = set()  # tickets of which somebody took something: their order is not ours to keep
         self.may_die: set[bytes] = set()  # whose handler failed or gave up
+        self.dropped: set[bytes] = set()  # what an operator threw away
         self.dead_links: list[TroubledLink] = []
         self.committed: dict[bytes, list[bytes]] = {}
         self._opened: dict[bytes, int] = {}
@@ -96,7 +97,10 @@ class Ledger:
         dead = set(letters)
         recorded = {entry_id for value in index.values() for entry_id in value.split(b" ")[2:]}
         for entry_id, ticket in self.ticket_of.items():
-            places = (rank(entry_id) > delivered) + (entry_id in owner_of) + (entry_id in dead)
+            # A parked message is pending, at its place, and has its letter.
+            is_buried = entry_id in dead and owner_of.get(entry_id) != HALTED
+            assert owner_of.get(entry_id) != HALTED or entry_id in dead, f"{entry_id!r} waits for an operator without a letter"
+            places = (rank(entry_id) > delivered) + (entry_id in owner_of) + is_buried + (entry_id in self.dropped)
             assert places <= 1, f"{entry_id!r} is in more than one place"
             if not places and entry_id not in self._stage.history.succeeded:
                 # Redis >= 7 drops an entry without a body when it is claimed; then its owner ends it.
@@ -113,14 +117,18 @@ class Ledger:
             assert len(set(record.ids)) == len(record.ids), f"{ticket!r} has an id twice: {record}"
             assert not named & set(record.ids), f"an id is in two records: {record}"
             named.update(record.ids)
-            if record.owner != _RETURNED:
+            if record.owner not in (_RETURNED, HALTED):
                 self._granted(ticket, record.fence, record.owner.decode())
-            allowed = {MASTER, STRANGER} if record.owner == _RETURNED else {record.owner}
-            if record.owner != _RETURNED and not self.lease(record.owner.decode()):
+            is_masters = record.owner in (_RETURNED, HALTED)
+            allowed = {MASTER, STRANGER} if is_masters else {record.owner}
+            if not is_masters and not self.lease(record.owner.decode()):
                 allowed |= {MASTER, STRANGER}  # until it is recovered, what was taken back is under master
             for entry_id in record.ids:
                 assert self.ticket_of.get(entry_id) == ticket, f"{entry_id!r} is in the record of {ticket!r}"
                 owner = owner_of.get(entry_id)
+                if record.owner == HALTED and entry_id == record.ids[0]:
+                    assert owner == HALTED, f"{ticket!r} waits for {entry_id!r}, which is pending for {owner!r}"
+                    continue
                 gone = owner is None and entry_id in self.bodiless
                 assert owner in allowed or gone, f"{ticket!r}: {entry_id!r} is pending for {owner!r}, the index says {record.owner!r}"
         for entry_id, owner in owner_of.items():
@@ -154,7 +162,7 @@ class Ledger:
         assert self.is_over(), f"left pending: {state.pending}; the leader's failures: {leader.failures}"
         dead = {entry_id for entry_id, _, _ in state.letters()}
         done = {entry_id for ids in self.committed.values() for entry_id in ids}
-        missing = [entry_id for entry_id in self.ticket_of if entry_id not in dead | done]
+        missing = [entry_id for entry_id in self.ticket_of if entry_id not in dead | done | self.dropped]
         assert not missing, f"neither done nor dead: {missing}"
         left = {**state.index, **pairs(self._stage.link.call("HGETALL", self._stage.keys.attempts))}
         assert not left, f"left in index or attempts: {left}"

@@ -11,7 +11,7 @@ from tests.integration.factories import NASTY_TICKETS, World
 
 
 def _letter(ticket: bytes, entry_id: bytes, reason: str = "gave_up", error: str = "ValueError('x')") -> Letter:
-    return Letter(ticket, entry_id, reason, error, 3, 1_700_000_000_001, 1_700_000_000_002)
+    return Letter(ticket, entry_id, reason, error, 3, 1_700_000_000_001, 1_700_000_000_002, 5, "ValueError", "at x")
 
 
 def test_the_message_leaves_with_all_that_is_known_of_it_and_its_fields_as_they_were(world: World) -> None:
@@ -30,7 +30,11 @@ def test_the_message_leaves_with_all_that_is_known_of_it_and_its_fields_as_they_
         b"usher-id", b"1-1", b"usher-ticket", b"T", b"usher-reason", b"gave_up", b"usher-error", b"ValueError('x')",
         b"usher-attempts", b"3", b"usher-owner", a.name, b"usher-first-ms", b"1700000000001", b"usher-last-ms", b"1700000000002",
     ]  # fmt: skip
-    assert fields[16:] == [b"ticket_id", b"T", b"body", b"\xff\0\n", b"body", b"again", b"", b""]
+    assert fields[16:26] == [
+        b"usher-policy", b"skip", b"usher-fence", world.head(b"T").split()[1], b"usher-error-type", b"ValueError", b"usher-traceback", b"at x",
+        b"usher-fields", b"4",
+    ]  # fmt: skip
+    assert fields[26:] == [b"ticket_id", b"T", b"body", b"\xff\0\n", b"body", b"again", b"", b""]
     assert world.pending() == {a.name: second}
     assert world.link.call("HGETALL", world.keys.attempts) == [second[0], b"1"]
 
@@ -157,8 +161,8 @@ def test_a_message_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(
     world.make_idle(a.incarnation, 0, b"1-1")
     assert a.steps.dead_letter(_letter(b"T", b"1-1")) is Buried.OK
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
-    assert letter[16:6016] == [field.encode() for field in fields[:6000]]
-    assert letter[6016:] == [b"usher-fields-cut", b"2001"]
+    assert letter[24:30] == [b"usher-fields-cut", b"2001", b"usher-bytes", b"%d" % sum(map(len, fields)), b"usher-fields", b"3000"]
+    assert letter[30:] == [field.encode() for field in fields[:6000]]
 
 
 def test_when_the_letter_cannot_be_written_nothing_happens(world: World) -> None:

@@ -27,6 +27,19 @@ def test_no_more_are_read_than_asked_for(world: World) -> None:
     assert [found.id for found in leader.fetch(100)] == ids[3:]
 
 
+def test_large_entries_come_a_few_at_a_time_and_in_order(world: World) -> None:
+    leader = world.elect()
+    ids = [world.add(b"%d-1" % number, "ticket_id", "T", "body", b"x" * (1_000_000 if number % 50 else 10)) for number in range(1, 41)]
+    ids += world.send_many([b"U"] * 2000)
+    pages = []
+    while page := leader.fetch(500):
+        pages.append([found.id for found in page])
+    assert [entry_id for page_ids in pages for entry_id in page_ids] == ids
+    assert max(len(page_ids) for page_ids in pages[:4]) <= 17, "at most twice what is meant by enough"
+    assert len(pages) <= 12
+    assert world.pending() == {b"master": ids}
+
+
 def test_a_lost_reply_costs_nothing_what_was_read_is_found_under_master(world: World) -> None:
     leader = world.elect()
     ids = world.send(b"T", *TRICKY_IDS)

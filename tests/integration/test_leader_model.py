@@ -15,8 +15,9 @@ from common.redis_client import Link
 from common.registration import Registration, name_of
 from common.scripts import ScriptRunner
 from common.streams import TicketStream, parse_record
-from consumer.owner_steps import OwnerSteps
-from master.leader_steps import Found, Freed, LeaderSteps, TakenPage
+from consumer.owner_steps import Buried, Letter, OwnerSteps
+from master.dead_letters import DeadLetters
+from master.leader_steps import Found, Freed, LeaderSteps, ParkedPage, TakenPage
 from master.policy.plans import HandOverPlan, HandOverReply
 from tests.leader_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
@@ -36,6 +37,7 @@ class Mirror(RedisModel):
         TicketStream(link, self._keys).create_group(b"0-0")
         _, epoch = self._scripts.run("elect", (self._keys.leader, self._keys.counters), ("http://one", LEASE_MS, ""))
         self._steps = LeaderSteps(self._scripts, self._keys, int(epoch), "ticket_id")
+        self._letters = DeadLetters(link, self._keys)
         self._told: dict[str, str] = {}
         self._deleted: set[bytes] = set()
         self._inside = False
@@ -103,6 +105,52 @@ class Mirror(RedisModel):
         self._bring_up_to_date()
         assert self._owner_steps(incarnation).give_back({ticket: self.index[ticket].ids}) == []
         super().give_back(incarnation, ticket)
+        self._compare()
+
+    def _dead_letter(self, incarnation: str, ticket: bytes, policy: str, answers: tuple[Buried, Buried]) -> None:
+        record = self.index[ticket]
+        is_gone = record.ids[0] in self.bodiless
+        letter = Letter(ticket, record.ids[0], "gave_up", "", 1, 1, 2, record.fence, "", "", policy)
+        assert self._owner_steps(incarnation).dead_letter(letter) is answers[is_gone]
+        if not is_gone:
+            assert self._owner_steps(incarnation).dead_letter(letter) is answers[0], "and so it is when the call is repeated"
+
+    def park(self, incarnation: str, ticket: bytes) -> None:
+        self._bring_up_to_date()
+        self._dead_letter(incarnation, ticket, "park", (Buried.HALTED, Buried.RETURNED))
+        super().park(incarnation, ticket)
+        self._compare()
+
+    def end(self, incarnation: str, ticket: bytes) -> None:
+        self._bring_up_to_date()
+        self._dead_letter(incarnation, ticket, "tail", (Buried.ENDED, Buried.RETURNED))
+        super().end(incarnation, ticket)
+        self._compare()
+
+    def redrive(self, ticket: bytes) -> None:
+        self._bring_up_to_date()
+        assert self._letters.redrive([self._letters.parked_for([ticket])[ticket].id])[0].word == "resumed"
+        super().redrive(ticket)
+        self._compare()
+
+    def drop(self, ticket: bytes) -> None:
+        self._bring_up_to_date()
+        assert self._letters.drop([self._letters.parked_for([ticket])[ticket].id])[0].word == "released"
+        super().drop(ticket)
+        self._compare()
+
+    def parked_page(self, after: bytes | None, count: int) -> ParkedPage:
+        self._bring_up_to_date()
+        real = self._steps.read_parked(after, min(count, 2))
+        mine = super().parked_page(after, count)
+        assert real == mine
+        self._compare()
+        return real
+
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> None:
+        self._bring_up_to_date()
+        self._steps.end_tail(ticket, believed, ids, is_last)
+        super().end_tail(ticket, believed, ids, is_last)
         self._compare()
 
     def sweep(self, ids: Iterable[bytes]) -> list[Found]:

@@ -10,8 +10,8 @@ from common.errors import Fenced
 from common.message import LONGEST_TICKET
 from common.redis_client import CommandRefused
 from master.intake import sort_out
-from master.leader_steps import LeaderSteps, Rejected
-from tests.integration.factories import World
+from master.leader_steps import Found, LeaderSteps, Rejected
+from tests.integration.factories import FIELD, World
 
 
 def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_fields(world: World) -> None:
@@ -26,7 +26,8 @@ def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_field
     assert (head[b"usher-owner"], head[b"usher-attempts"], head[b"usher-error"]) == (b"master", b"0", b"")
     assert head[b"usher-first-ms"] == head[b"usher-last-ms"]
     assert len(head[b"usher-first-ms"]) == 13
-    assert fields[16:] == [b"a", b"1", b"usher-id", b"theirs", b"a", b"\xff\x00"]
+    assert fields[16:26:2] == [b"usher-policy", b"usher-fence", b"usher-error-type", b"usher-traceback", b"usher-fields"]
+    assert fields[26:] == [b"a", b"1", b"usher-id", b"theirs", b"a", b"\xff\x00"]
 
 
 def test_the_same_call_twice_writes_one_letter(world: World) -> None:
@@ -81,8 +82,42 @@ def test_an_entry_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(w
     leader.fetch(10)
     assert leader.reject([Rejected(b"1-1", b"", "no_ticket_id")]) == 1
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
-    assert letter[16:6016] == fields[:6000]
-    assert letter[6016:] == [b"usher-fields-cut", b"17000"]
+    assert letter[24:30] == [b"usher-fields-cut", b"17000", b"usher-bytes", b"%d" % sum(map(len, fields)), b"usher-fields", b"3000"]
+    assert letter[30:] == fields[:6000]
+
+
+def test_what_is_too_large_is_kept_cut_and_says_how_much_is_missing(world: World) -> None:
+    leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, FIELD, 10_000)
+    world.add(b"1-1", FIELD, "T", "body", b"x" * 9_000)
+    world.add(b"2-1", FIELD, "T", "body", b"y" * 20_000_000, "note", "kept")
+    world.add(b"3-1", FIELD, "T", *[part for n in range(3000) for part in (f"f{n}", "v")])
+    world.add(b"4-1", "other", b"z" * 10_001)
+    found = leader.fetch(10)
+    assert found == [Found(b"1-1", b"T"), Found(b"2-1", b"T", 20_000_022), Found(b"3-1", b"T", 16_900), Found(b"4-1", b"", 10_006)]
+    assert leader.read_parked(None, 10).found == found
+    _, rejected = sort_out(found)
+    assert [(entry.id, entry.shown, entry.reason) for entry in rejected] == [(b"%d-1" % n, b"T" * (n < 4), b"too_large".decode()) for n in (2, 3, 4)]
+    assert leader.reject(rejected) == 3
+    large, many, _ = [fields for _, fields in world.link.call("XRANGE", world.keys.dead, "-", "+")]
+    assert large[24:30] == [b"usher-values-cut", b"1", b"usher-bytes", b"20000022", b"usher-fields", b"3"]
+    assert large[30:] == [b"ticket_id", b"T", b"body", b"y" * 1024, b"note", b"kept"]
+    assert many[24:30] == [b"usher-fields-cut", b"2901", b"usher-bytes", b"16900", b"usher-fields", b"100"]
+    assert len(many[30:]) == 200
+    assert world.pending() == {b"master": [b"1-1"]}
+
+
+def test_what_is_too_large_is_found_wherever_an_entry_comes_from(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    leader = LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, 20)
+    [held] = world.owned(leader, a, b"T")
+    strict = LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, 3)
+    [stray] = world.parked(leader, b"U")
+    world.make_idle("stranger", 100_000, stray)
+    world.end_lease(a)
+    assert [found.size > 3 for found in strict.take_back(a.incarnation, 10).found] == [True]
+    assert [found.size > 3 for found, _ in strict.sweep([], 50_000, b"0-0", 10).strays] == [True]
+    assert {found.id for found in strict.read_parked(None, 10).found if found.size} == {held, stray}
+    assert strict.free_tickets(a.incarnation, [b"T"]) is not None
 
 
 def test_thousands_are_rejected_in_one_call(world: World) -> None:

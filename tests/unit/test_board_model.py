@@ -16,7 +16,7 @@ from common.stream_id import rank
 from master.policy.dispatch import Board
 from master.policy.tickets import Standing, Ticket
 from master.roster import Member
-from tests.leader_model import MASTER, STRANGER, Leader, RedisModel
+from tests.leader_model import HALTED, MASTER, STRANGER, Leader, RedisModel
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["c1", "c2", "c3"]
@@ -73,7 +73,7 @@ class BoardMachine(RuleBasedStateMachine):
         self.redis.read_new(self._new_id(), ticket, STRANGER)
 
     def _ownerless(self) -> list[bytes]:
-        known = {MASTER, *self.redis.leases}
+        known = {MASTER, HALTED, *self.redis.leases}
         return sorted((entry_id for entry_id, owner in self.redis.pending.items() if owner not in known), key=rank)
 
     @precondition(lambda self: self._ownerless())
@@ -173,6 +173,46 @@ class BoardMachine(RuleBasedStateMachine):
         assert set(self._report(who, ticket.name, list(ticket.running))) == {"stale"}
         assert self._facts() == before
 
+    # ---- dead letters --------------------------------------------------------------------------------------------------------
+
+    def _owned(self) -> list[tuple[str, bytes]]:
+        return [(record.owner, ticket) for ticket, record in sorted(self.redis.index.items()) if self.redis.lives(record.owner)]
+
+    @precondition(lambda self: self._owned())
+    @rule(some=some)
+    def an_owner_parks_a_message(self, some: int) -> None:
+        owned = self._owned()
+        self.redis.park(*owned[some % len(owned)])
+
+    @precondition(lambda self: self._owned())
+    @rule(some=some)
+    def an_owner_ends_a_tail(self, some: int) -> None:
+        owned = self._owned()
+        self.redis.end(*owned[some % len(owned)])
+
+    def _waiting(self) -> list[bytes]:
+        return sorted(ticket for ticket, record in self.redis.index.items() if record.owner == HALTED)
+
+    @precondition(lambda self: self._waiting())
+    @rule(some=some, dropped=st.booleans())
+    def an_operator_ends_a_halt(self, some: int, dropped: bool) -> None:
+        waiting = self._waiting()
+        ticket = waiting[some % len(waiting)]
+        if dropped or self.redis.index[ticket].ids[0] in self.redis.bodiless:
+            self.redis.drop(ticket)
+        else:
+            self.redis.redrive(ticket)
+
+    @precondition(lambda self: self.leader.has_news)
+    @rule()
+    def the_leader_hears_of_it(self) -> None:
+        self.leader.hear()
+
+    @precondition(lambda self: self.board.to_gather() or self.board.ending_page(1))
+    @rule()
+    def a_page_is_read_again_or_ended(self) -> None:
+        self.leader.reopen()
+
     # ---- consumers come and go -----------------------------------------------------------------------------------------------
 
     def _free_names(self) -> list[str]:
@@ -266,9 +306,15 @@ class BoardMachine(RuleBasedStateMachine):
             if ticket.standing is Standing.UNSURE:
                 assert ticket.name in self.leader.unsure
                 elsewhere.update(self.redis.recorded(ticket.name) - parked)
+        hidden = {entry_id for entry_id in held if self._is_hidden(entry_id)}  # read again when the ticket moves
         assert parked <= held | self.redis.done
-        assert held <= parked | elsewhere
+        assert held <= parked | elsewhere | hidden
+        assert not parked & hidden
         assert not parked & elsewhere
+
+    def _is_hidden(self, entry_id: bytes) -> bool:
+        ticket = self.board.tickets.get(self.redis.ticket_of[entry_id])
+        return ticket is not None and ticket.above is not None and rank(entry_id) > rank(ticket.above)
 
     def _nothing_is_stuck(self) -> None:
         """Whatever may be handed over is handed over by planning again and again, and nothing else is."""
@@ -303,6 +349,8 @@ class BoardMachine(RuleBasedStateMachine):
         if not self.redis.leases:
             self._register("c1", 1)
         self.leader.take_in(self.redis.sweep(self._ownerless()))
+        for ticket in self._waiting():
+            (self.redis.drop if self.redis.index[ticket].ids[0] in self.redis.bodiless else self.redis.redrive)(ticket)
         for _ in range(20 + 2 * self.last_id):
             if not (self.redis.pending or self.redis.index or self.board.tickets):
                 break
@@ -317,7 +365,8 @@ class BoardMachine(RuleBasedStateMachine):
     def _quiet_turn(self) -> None:
         self.leader.turn()
         for ticket, record in list(self.redis.index.items()):
-            self._report(record.owner, ticket, self.redis.ack(record.owner, ticket, list(record.ids)))
+            if self.redis.lives(record.owner):
+                self._report(record.owner, ticket, self.redis.ack(record.owner, ticket, list(record.ids)))
         self.leader.now_s += 10.0
         self.leader.reconcile(5.0)
 
@@ -374,6 +423,11 @@ class Walk:
             (10, lambda: machine.redis.index, lambda: machine.an_owner_acknowledges(some(), rng.randint(1, 4), rng.choice(REPORTED))),
             (3, lambda: machine.reports, lambda: machine.a_report_comes_late_and_perhaps_twice(some(), rng.random() < 0.3)),
             (1, lambda: machine.board.in_flight, lambda: machine.a_report_of_somebody_else_changes_nothing(some(), "c1:0")),
+            (2, machine._owned, lambda: machine.an_owner_parks_a_message(some())),
+            (1, machine._owned, lambda: machine.an_owner_ends_a_tail(some())),
+            (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),
+            (3, lambda: machine.leader.has_news, machine.the_leader_hears_of_it),
+            (4, lambda: machine.board.to_gather() or machine.board.ending_page(1), machine.a_page_is_read_again_or_ended),
             (2, machine._free_names, lambda: machine.a_consumer_starts(some(), rng.randint(1, 5))),
             (2, lambda: machine.redis.leases, lambda: machine.a_lease_ends_or_changes(some(), rng.choice(["", "", "draining", "revoked"]))),
             (4, machine._draining, lambda: machine.a_ticket_is_given_back(some())),

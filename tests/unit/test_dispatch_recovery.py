@@ -168,11 +168,11 @@ class TestRecords:
         if halted == "by its record":
             assert board.set_record(b"T", b"halted", 7, ids(9), NOW) is None
         else:
-            board.halt(b"T")
+            board.halt(b"T", NOW)
         arrive(board, b"T", 2)
         arrive(board, b"U", 3)
         assert hand_over(board) == {("c1:1", b"U"): ids(3)}
-        assert (board.in_flight, board.parked) == (1, 2)
+        assert (board.in_flight, board.parked) == (1, 0), "Redis has what is parked of a halted ticket"
 
     def test_a_ticket_without_a_record_is_free(self) -> None:
         board = board_with("c1")

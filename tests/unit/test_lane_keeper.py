@@ -19,8 +19,8 @@ PATIENCE_S = 20.0
 LEASE = OwnLease(1000.0, now_s())
 
 
-def messages(ticket: bytes, *numbers: int) -> tuple[bytes, list[Message]]:
-    return ticket, [Message(ticket, b"%d-0" % number, 1, [], LEASE) for number in numbers]
+def messages(ticket: bytes, *numbers: int, fence: int = 1) -> tuple[bytes, list[Message]]:
+    return ticket, [Message(ticket, b"%d-0" % number, fence, [], LEASE) for number in numbers]
 
 
 class Waiter:
@@ -303,3 +303,37 @@ def test_with_many_threads_each_ticket_runs_in_order_and_alone_and_all_is_done(k
     for handled in crowd.handled.values():
         order = [int(entry_id.partition(b"-")[0]) for entry_id in handled]
         assert order == sorted(order)
+
+
+def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken_and_what_comes_under_a_later_one_is() -> None:
+    keeper = LaneKeeper()
+    keeper.add([messages(b"T", 1, 2)])
+    lane = keeper.take_now()
+    assert lane is not None
+    lane.queue.popleft()
+    keeper.hold(lane)
+    keeper.end(b"T", 1, b"1-0")
+    assert not keeper.held_ids(), "they may be handed over to us again"
+    keeper.add([messages(b"T", 3), messages(b"U", 4)])
+    assert keeper.held_ids() == {b"4-0"}
+    assert keeper.ended_fences() == [], "Redis has not said so yet: the inbox may still get more"
+    keeper.ended(b"T", 1)
+    assert keeper.ended_fences() == [(b"T", 1)]
+    keeper.add([messages(b"T", 1, 2, fence=2)])
+    keeper.let_go([lane])
+    keeper.merge_early(lane)
+    assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
+    keeper.forget_ended([(b"T", 1)])
+    assert keeper.ended_fences() == []
+
+
+def test_an_ended_fence_is_not_forgotten_with_the_one_before_it() -> None:
+    keeper = LaneKeeper()
+    keeper.end(b"T", 1, b"1-0")
+    keeper.ended(b"T", 1)
+    before = keeper.ended_fences()
+    keeper.end(b"T", 2, b"1-0")
+    keeper.ended(b"T", 1)
+    keeper.forget_ended(before)
+    keeper.add([messages(b"T", 2, fence=2)])
+    assert not keeper.held_ids()

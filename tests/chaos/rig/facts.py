@@ -15,7 +15,7 @@ from tests.chaos.rig.wire import Refused, Unknown, Wire, mapping
 GROUP = "chaos_group"
 PREFIX = "{" + STREAM + "}:" + GROUP + ":"
 #: Keys that stay, whatever happened.
-_STATIC = frozenset(PREFIX + name for name in ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs"))
+_STATIC = frozenset(PREFIX + name for name in ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed"))
 
 
 class State:

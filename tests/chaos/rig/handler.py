@@ -1,7 +1,8 @@
 """The handler that runs in the consumers. It writes down its start before anything else, and its end after everything else.
 
 How it behaves is in the message: ``work_ms`` to work, ``fail`` to raise (``before:2``: before the effect, in the first two attempts;
-``after:1``: after the effect; ``always``), ``hang_ms`` to be stuck, ``abort`` to end the process in the first so many attempts.
+``after:1``: after the effect; ``always``), ``broken_until_ns`` to raise until then, ``hang_ms`` to be stuck, ``abort`` to end the process
+in the first so many attempts.
 Standard library only: the same handler serves Usher and what it is compared with.
 """
 
@@ -75,6 +76,9 @@ def handle(message: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)  # as a segmentation fault would, without a core file
     time.sleep(int(fields.get("hang_ms", 0)) / 1000)
     when, _, times = fields.get("fail", "").partition(":")
+    if now_ns() < int(fields.get("broken_until_ns", 0)):
+        _end(world, x, False)
+        raise Poisoned("not repaired yet")
     if when == "always" or (when == "before" and message.attempt <= int(times)):
         _end(world, x, False)
         raise Poisoned(f"{when} {times}")

@@ -1,0 +1,279 @@
+"""``usher dead``: look at dead letters, make messages of them again, or throw them away."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from common.errors import ReplyUnknown
+from common.settings import CommonSettings, options
+from master.commands.looking import console, letters_of, print_json, table
+from master.dead_letters import AT_ONCE, DeadLetters, Outcome
+from master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
+from master.web.dead_letters import whole
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+#: What was done; all other answers are not.
+_DONE = ("resumed", "added", "released", "dropped", "done")
+_MEANS = {
+    "resumed": "their tickets waited for them and go on, in the order of the stream",
+    "added": "new messages at the end of the stream, behind the later ones of their tickets; with their uid as it was",
+    "released": "thrown away; the tickets that waited for them go on without them",
+    "dropped": "thrown away",
+    "done": "done, but the answer was lost on the way",
+    "gone": "somebody was faster: there is no such letter any more",
+    "cut": "not done: fields of theirs were too large to keep, and the stream does not have the entries any more",
+    "held": "not done: their tickets have an owner at the moment; try again",
+}
+_TRIES = 5
+
+
+class _Age(click.ParamType):
+    """An age in milliseconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd])", str(value))
+        if found is None:
+            self.fail(f"{value!r} is not an age: write 90s, 10m, 2h or 3d", param, ctx)
+        return int(float(found[1]) * _UNITS[found[2]] * 1000)
+
+
+def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which letters are meant."""
+    for decorate in reversed(
+        (
+            click.option("--ticket", metavar="ID", help="Only those of this ticket."),
+            click.option("--reason", default="", metavar="TEXT", help="Only those whose reason has this in it."),
+            click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, has this in it."),
+            click.option("--id", "message_id", metavar="ID", help="Only the one with this id, or of the message with this id."),
+            click.option("--older-than", type=_Age(), metavar="AGE", help="Only those written longer ago: 90s, 10m, 2h, 3d."),
+            click.option("--younger-than", type=_Age(), metavar="AGE", help="Only those written since."),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def _wanted(given: dict[str, Any]) -> LetterFilter:
+    now_ms = time.time_ns() // 1_000_000
+    ticket, letter_id, older, younger = given["ticket"], given["message_id"], given["older_than"], given["younger_than"]
+    return LetterFilter(
+        None if ticket is None else ticket.encode("utf-8", "surrogateescape"),
+        given["reason"],
+        given["error"],
+        None if letter_id is None else letter_id.encode("utf-8", "surrogateescape"),
+        None if younger is None else now_ms - younger,
+        None if older is None else now_ms - older,
+    )
+
+
+@click.group(help="Dead letters: messages that were given up, each with its reason. Look at them, redrive them, or drop them.")
+def dead() -> None:
+    pass
+
+
+@dead.command("list", help="List dead letters, the oldest first.")
+@_filters
+@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True, help="Most letters listed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
+    found: list[DeadLetter] = []
+    with letters_of(flags) as letters:
+        more = False
+        for page in letters.all(_wanted(given), letters.last_id()):
+            found += page
+            more = len(found) > limit
+            if more:
+                break
+    found = found[:limit]
+    if as_json:
+        print_json({"dead_letters": [letter.row() for letter in found], "more": more})
+        return
+    console().print(_table(found))
+    if more:
+        click.echo(f"  more than {limit:,}: give --limit, or a filter")
+    elif not found:
+        click.echo("  none")
+
+
+def _table(letters: Sequence[DeadLetter]) -> Any:
+    now_ms = time.time_ns() // 1_000_000
+    rows = [
+        (
+            letter.id.decode(errors="replace"),
+            letter.ticket.decode(errors="replace"),
+            letter.message_id.decode(errors="replace"),
+            letter.reason,
+            letter.error[:80],
+            letter.attempts,
+            "halted" if letter.policy == PARK else letter.policy,
+            _age(now_ms - letter.written_ms),
+        )
+        for letter in letters
+    ]
+    return table("Dead letters", ("letter", "ticket", "message", "reason", "error", "attempts", "policy", "age"), rows, numbers=("attempts", "age"))
+
+
+def _age(milliseconds: int) -> str:
+    seconds = max(0, milliseconds // 1000)
+    for unit in ("d", "h", "m"):
+        if seconds >= 2 * _UNITS[unit]:
+            return f"{seconds // _UNITS[unit]}{unit}"
+    return f"{seconds}s"
+
+
+@dead.command("show", help="Show one dead letter with its traceback and its message's fields. Exit code 1 when there is no such letter.")
+@click.argument("letter_id", metavar="LETTER")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
+    with letters_of(flags) as letters:
+        found = letters.get(_id_of(letter_id))
+    if found is None:
+        click.echo("null" if as_json else f"there is no dead letter {letter_id}", err=not as_json)
+        sys.exit(1)
+    document = whole(*found)
+    if as_json:
+        print_json(document)
+        return
+    fields, trace = document.pop("message_fields"), document.pop("traceback")
+    screen = console()
+    screen.print(table("Dead letter", ("", ""), [(name, str(value)) for name, value in document.items()]))
+    screen.print(table("Fields of the message", ("name", "value"), [(name, value[:1000]) for name, value in fields]))
+    if trace:
+        click.echo("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in trace))
+
+
+def _id_of(text: str) -> bytes:
+    if not re.fullmatch(r"[0-9]{1,20}-[0-9]{1,20}", text):
+        raise click.UsageError(f"{text!r} is not the id of a letter: it looks like 1526919030474-55, see `usher dead list`")
+    return text.encode()
+
+
+def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What redrive and drop have in common."""
+    for decorate in reversed(
+        (
+            click.argument("letter_ids", nargs=-1, metavar="[LETTER]..."),
+            click.option("--all", "everything", is_flag=True, help="All letters that the filters let through; without any filter, all there are."),
+            _filters,
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
+            options(CommonSettings),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+@dead.command(
+    "redrive",
+    help="Make messages of dead letters again; their attempts begin anew. A ticket that was halted goes on with the very message it waited for, then "
+    "with its later ones. All others come to the end of the stream. Exit code 1 when some could not be redriven.",
+)
+@_changes
+def redrive(flags: dict[str, Any], **given: Any) -> None:
+    with letters_of(flags) as letters:
+        sys.exit(_change(letters, "redrive", letters.redrive, given))
+
+
+@dead.command(
+    "drop",
+    help="Throw dead letters away for good. A ticket that was halted goes on without the message it waited for. Exit code 1 when some could not be.",
+)
+@_changes
+def drop(flags: dict[str, Any], **given: Any) -> None:
+    with letters_of(flags) as letters:
+        sys.exit(_change(letters, "drop", letters.drop, given))
+
+
+def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], list[Outcome]], given: dict[str, Any]) -> int:
+    """Preview, ask, do, tell. Returns the exit code."""
+    ids = [_id_of(text) for text in dict.fromkeys(given["letter_ids"])]
+    if bool(ids) == given["everything"]:
+        raise click.UsageError("give ids of letters, or --all with filters (--ticket, --reason, --error, --older-than ...)")
+    if given["as_json"] and not given["yes"]:
+        raise click.UsageError("--json does not ask: give --yes too")
+    wanted, until = _wanted(given), letters.last_id()
+    preview = Preview()
+    for page in _named(letters, ids) if ids else letters.all(wanted, until):
+        preview.add(page)
+    if not given["as_json"]:
+        rows = [(group.count, group.reason, group.error_type, group.policy) for group in preview.groups]
+        console().print(table(f"{preview.count:,} dead letters to {what}", ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
+    if preview.count and not given["yes"]:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: give --yes")
+        if not click.confirm(f"{what} {preview.count:,}?"):
+            return 1
+    done: Counter[str] = Counter()
+    code = 0
+    try:
+        with _progress(what, preview.count) as advance:
+            for batch in _batched(ids) if ids else ([letter.id for letter in page] for page in letters.all(wanted, until)):
+                done.update(_carried_out(step, batch))
+                advance(sum(done.values()))
+    except KeyboardInterrupt:
+        code = 130
+    _tell(what, letters, preview, done, given["as_json"])
+    return code or (1 if any(word not in _DONE for word in done) else 0)
+
+
+def _named(letters: DeadLetters, ids: Iterable[bytes]) -> Iterator[list[DeadLetter]]:
+    for letter_id in ids:
+        found = letters.get(letter_id)
+        if found is not None:
+            yield [found[0]]
+
+
+def _batched(ids: Sequence[bytes]) -> Iterator[list[bytes]]:
+    for at in range(0, len(ids), AT_ONCE):
+        yield list(ids[at : at + AT_ONCE])
+
+
+def _carried_out(step: Callable[[Sequence[bytes]], list[Outcome]], ids: Sequence[bytes]) -> list[str]:
+    """The words of one batch. When the answer is lost, the same is asked again: a letter that is gone then was done before."""
+    for number in range(_TRIES):
+        try:
+            words = [outcome.word for outcome in step(ids)]
+            return ["done" if number and word == "gone" else word for word in words]
+        except ReplyUnknown:
+            if number == _TRIES - 1:
+                raise
+            time.sleep(0.2 * 2**number)
+    raise AssertionError("not reached")
+
+
+def _tell(what: str, letters: DeadLetters, preview: Preview, done: Counter[str], as_json: bool) -> None:
+    if as_json:
+        groups = [{"reason": g.reason, "error_type": g.error_type, "policy": g.policy, "count": g.count} for g in preview.groups]
+        print_json({"matched": preview.count, "outcomes": dict(done), "groups": groups, "leader_url": letters.leader_url or None})
+        return
+    for word, count in done.most_common():
+        click.echo(f"{count:,} {word}: {_MEANS[word]}")
+    if done and what == "redrive" and not letters.leader_url:
+        click.echo("no master leads at the moment: nothing moves before one does")
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many are done, and draws that on a terminal (nowhere else)."""
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda count: None
+        return
+    with Progress(TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=screen, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.update(task, completed=count)

@@ -1,0 +1,138 @@
+"""Dead letters in Redis: read page by page, redriven and dropped in batches. Any master can, and the commands: it needs no leader.
+
+Every step is one script (``redrive.lua``, ``drop_letters.lua``) that takes the letter out with what it does, so a call whose reply was lost
+may be repeated: what was done is ``gone`` then. A leader hears of a ticket that may move from Redis (``master.halts``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from master.policy.letters import PARK, DeadLetter, LetterFilter, parse_letter, split_letter
+
+#: Letters read, redriven or dropped by one script call.
+PAGE = 200
+AT_ONCE = 100
+#: Letters looked at for one page of an answer; there may be few that fit among many.
+_MOST_LOOKED_AT = 10_000
+
+
+class Outcome(NamedTuple):
+    """What became of a letter: resumed, added (``message_id`` is the new message's), released, dropped; or gone, cut, held: nothing."""
+
+    id: bytes
+    word: str
+    message_id: bytes = b""
+
+
+class LetterPage(NamedTuple):
+    """Letters that fit, and where to go on; None at the end."""
+
+    letters: list[DeadLetter]
+    cursor: bytes | None
+
+
+class DeadLetters:
+    """The dead letters of one ticket stream. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._scripts = ScriptRunner(link)
+        self._lock = threading.Lock()
+        #: Who led at the last redrive or drop; "": nobody, so nothing moves before somebody does.
+        self.leader_url = ""
+
+    def last_id(self) -> bytes:
+        """The id of the newest letter, ``0-0`` when there never was one: a bound for what is meant by "all there are now"."""
+        with self._lock:
+            newest = self._link.call("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
+        return bytes(newest[0][0]) if newest else b"0-0"
+
+    def page(self, wanted: LetterFilter, after: bytes | None, limit: int, until: bytes | None = None) -> LetterPage:
+        """Up to ``limit`` letters that fit, oldest first, above id ``after`` and not above ``until``; fewer when many do not fit."""
+        found: list[DeadLetter] = []
+        looked_at = 0
+        while looked_at < _MOST_LOOKED_AT:
+            letters = self._read(wanted, after, min(PAGE, max(1, limit)), until)
+            looked_at += len(letters)
+            for letter in letters:
+                after = letter.id
+                if wanted.fits(letter):
+                    found.append(letter)
+                    if len(found) == limit:
+                        return LetterPage(found, after)
+            if not letters:
+                return LetterPage(found, None)
+        return LetterPage(found, after)
+
+    def _read(self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None) -> list[DeadLetter]:
+        start = wanted.start if after is None else b"(" + after
+        end = wanted.end
+        if until is not None and (wanted.before_ms is None or wanted.before_ms >= int(until.partition(b"-")[0])):
+            end = until
+        return self._rows(start, end, count, "")
+
+    def _rows(self, start: bytes, end: bytes, count: int, newest: str) -> list[DeadLetter]:
+        with self._lock:
+            rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
+        return [parse_letter(letter_id, head) for letter_id, head in rows]
+
+    def all(self, wanted: LetterFilter, until: bytes) -> Iterator[list[DeadLetter]]:
+        """Pages of all that fit, up to the letter ``until``; what is written meanwhile is not met."""
+        cursor: bytes | None = None
+        while True:
+            letters, cursor = self.page(wanted, cursor, AT_ONCE, until)
+            if letters:
+                yield letters
+            if cursor is None:
+                return
+
+    def get(self, letter_id: bytes) -> tuple[DeadLetter, list[bytes]] | None:
+        """A letter and its message's fields, as a flat list of names and values."""
+        with self._lock:
+            found = self._link.call("XRANGE", self._keys.dead, letter_id, letter_id)
+        if not found:
+            return None
+        head, fields = split_letter(found[0][1])
+        return parse_letter(letter_id, head), fields
+
+    def parked_for(self, tickets: Iterable[bytes]) -> dict[bytes, DeadLetter]:
+        """The letters that these halted tickets wait for, as far as they are among the newest of all."""
+        missing, found = set(tickets), {}
+        end = b"+"
+        for _ in range(_MOST_LOOKED_AT // PAGE if missing else 0):
+            letters = self._rows(b"-", end, PAGE, "newest")
+            for letter in letters:
+                if letter.policy == PARK and letter.ticket in missing:
+                    missing.remove(letter.ticket)
+                    found[letter.ticket] = letter
+            if len(letters) < PAGE or not missing:
+                break
+            end = b"(" + letters[-1].id
+        return found
+
+    def redrive(self, ids: Sequence[bytes]) -> list[Outcome]:
+        """Make messages of these letters again, in this order. At most ``AT_ONCE``, which is one script call."""
+        return self._run("redrive", ids)
+
+    def drop(self, ids: Sequence[bytes]) -> list[Outcome]:
+        """Throw these letters away; a ticket that waits for one goes on without it."""
+        return self._run("drop_letters", ids)
+
+    def _run(self, step: str, ids: Sequence[bytes]) -> list[Outcome]:
+        assert len(ids) <= AT_ONCE
+        keys = self._keys
+        script_keys = (keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader)
+        with self._lock:
+            reply: list[Any] = self._scripts.run(step, script_keys, (keys.group, *ids))
+        self.leader_url = bytes(reply[0]).decode().partition(" ")[2]
+        return [Outcome(letter_id, word.decode().lower(), *rest) for letter_id, (word, *rest) in zip(ids, reply[1:], strict=True)]
+
+    def close(self) -> None:
+        self._link.close()

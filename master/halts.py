@@ -1,0 +1,80 @@
+"""Halts: what the leader does about tickets that stop and go on: it hears of them, and reads again what it did not keep.
+
+A consumer that parks a message, and whoever redrives or drops one, writes the ticket's name into the stream ``changed``; ``ChangeWatch``
+waits there (with a plain XREAD: nothing is consumed) and posts the names to the dispatcher, which reads their records in its next turn. So
+the leader knows after one round trip; should a name get lost, after USHER_RECONCILE_SECONDS.
+
+``Halts`` has no thread: the dispatcher gives it turns, because it changes the board.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.redis_client import Link
+from common.service import Service
+from common.stream_id import ZERO
+from common.streams import read_inbox_command
+from master.intake import sort_out
+from master.leader_steps import LeaderSteps
+from master.policy.dispatch import Board
+
+#: Entries read, or dead letters written, by one script call.
+_PAGE = 500
+#: Names read at a time.
+_NAMES = 1000
+
+
+class Halts:
+    """Reopens tickets, and ends tails."""
+
+    def turn(self, board: Board, steps: LeaderSteps, unsure: set[bytes]) -> bool:
+        """One page of one ticket of each kind; False when there is nothing to do. Tickets to read again are added to ``unsure``."""
+        busy = False
+        ending = board.ending_page(_PAGE)
+        if ending is not None:
+            ticket, ids, is_last = ending
+            steps.end_tail(ticket.name, ticket.believed, ids, is_last)
+            board.ended(ticket, ids, is_last)
+            busy = True
+        reopened = board.to_gather()
+        if reopened is not None:
+            page = steps.read_parked(reopened.above, _PAGE)
+            usable, _ = sort_out(page.found)  # what is not usable was rejected when it came
+            if board.gathered(reopened, [entry_id for entry_id, name in usable if name == reopened.name], page.last):
+                unsure.add(reopened.name)
+            busy = True
+        return busy
+
+
+class ChangeWatch(Service):
+    """Waits for names of tickets whose records others have changed."""
+
+    name = "changes"
+    _BLOCK_MS = 2000
+
+    def __init__(self, link: Link, changed_key: str, tell: Callable[[frozenset[bytes]], None]) -> None:
+        super().__init__()
+        self._link = link
+        self._key = changed_key
+        self._tell = tell
+        self._after = ZERO  # names of before: reading a record once more costs next to nothing, not hearing of one costs time
+
+    def run_once(self) -> float:
+        self.look(self._BLOCK_MS)
+        return 0.0
+
+    def look(self, block_ms: int | None) -> None:
+        """Tell what has changed since the last look; ``block_ms`` None does not wait."""
+        command = read_inbox_command(self._key, self._after, block_ms, _NAMES)
+        reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
+        if reply:
+            entries = reply[0][1]
+            self._tell(frozenset(fields[1] for _, fields in entries))
+            self._after = entries[-1][0]
+
+    def interrupt(self) -> None:
+        self._link.interrupt()
+
+    def on_end(self) -> None:
+        self._link.close()

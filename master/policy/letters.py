@@ -1,0 +1,164 @@
+"""Dead letters as values: what one says, which ones are meant, and what they have in common. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: The policy of a letter whose ticket waits for it.
+PARK = "park"
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """What a letter says of its message, without the message's fields (lua/includes/bury.lua). Times in milliseconds since the epoch.
+
+    ``id`` is the letter's own; its milliseconds are when it was written. ``cut``: fields or parts of them are missing.
+    """
+
+    id: bytes
+    message_id: bytes
+    ticket: bytes
+    reason: str
+    error: str
+    error_type: str
+    traceback: str
+    attempts: int
+    owner: str
+    first_ms: int
+    last_ms: int
+    policy: str
+    fence: int
+    fields: int
+    cut: bool
+
+    @property
+    def written_ms(self) -> int:
+        return int(self.id.partition(b"-")[0])
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """What letters are counted by: reason, type of error, policy."""
+        return self.reason, self.error_type, self.policy
+
+    def row(self) -> dict[str, Any]:
+        """For programs: bytes that are not UTF-8 are shown, not kept."""
+        return {
+            "id": self.id.decode(errors="replace"),
+            "message_id": self.message_id.decode(errors="replace"),
+            "ticket_id": self.ticket.decode(errors="replace"),
+            "reason": self.reason,
+            "error": self.error,
+            "error_type": self.error_type,
+            "attempts": self.attempts,
+            "owner": self.owner,
+            "first_ms": self.first_ms,
+            "last_ms": self.last_ms,
+            "written_ms": self.written_ms,
+            "policy": self.policy,
+            "fence": self.fence,
+            "fields": self.fields,
+            "cut": self.cut,
+        }
+
+
+def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
+    """A letter of the flat list of our names and values. What is missing or no number reads as empty or 0: an operator must see every letter."""
+    known: dict[bytes, bytes] = {}
+    for at in range(0, len(head) - 1, 2):
+        known.setdefault(head[at], head[at + 1])
+
+    def text(name: str) -> str:
+        return known.get(b"usher-" + name.encode(), b"").decode(errors="replace")
+
+    def number(name: str) -> int:
+        value = text(name)
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else 0
+
+    return DeadLetter(
+        letter_id,
+        known.get(b"usher-id", b""),
+        known.get(b"usher-ticket", b""),
+        text("reason"),
+        text("error"),
+        text("error-type"),
+        text("traceback"),
+        number("attempts"),
+        text("owner"),
+        number("first-ms"),
+        number("last-ms"),
+        text("policy"),
+        number("fence"),
+        number("fields"),
+        b"usher-fields-cut" in known or b"usher-values-cut" in known,
+    )
+
+
+def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """(ours, the message's own fields) of a whole letter; the last of ours says how many follow."""
+    for at in range(0, len(flat) - 1, 2):
+        if flat[at] == b"usher-fields":
+            return list(flat[: at + 2]), list(flat[at + 2 :])
+    return list(flat), []
+
+
+@dataclass(frozen=True)
+class LetterFilter:
+    """Which letters are meant: those for which all that is given is so. ``reason`` and ``error`` are parts of the texts; ``error`` is looked for
+    in the type too. ``id`` is a letter's or its message's. Ages in milliseconds since the epoch, of the writing of the letter."""
+
+    ticket: bytes | None = None
+    reason: str = ""
+    error: str = ""
+    id: bytes | None = None
+    after_ms: int | None = None
+    before_ms: int | None = None
+
+    @property
+    def start(self) -> bytes:
+        """The lowest id that a letter in question can have, for XRANGE."""
+        return b"-" if self.after_ms is None else b"%d-0" % max(0, self.after_ms)
+
+    @property
+    def end(self) -> bytes:
+        """The highest one."""
+        return b"+" if self.before_ms is None else b"%d" % max(0, self.before_ms)
+
+    def fits(self, letter: DeadLetter) -> bool:
+        """Whether the letter is meant; its time is in the range that is read."""
+        return (
+            (self.ticket is None or letter.ticket == self.ticket)
+            and self.reason.lower() in letter.reason.lower()
+            and (not self.error or self.error.lower() in f"{letter.error_type}\n{letter.error}".lower())
+            and (self.id is None or self.id in (letter.id, letter.message_id))
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Letters that have reason, type of error and policy in common."""
+
+    reason: str
+    error_type: str
+    policy: str
+    count: int
+
+
+class Preview:
+    """What would be touched: counted letter by letter, so that none need be kept."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self.count = 0
+
+    def add(self, letters: Iterable[DeadLetter]) -> None:
+        for letter in letters:
+            self._counts[letter.group] += 1
+            self.count += 1
+
+    @property
+    def groups(self) -> list[Group]:
+        """The largest first."""
+        return [Group(*group, count) for group, count in self._counts.most_common()]

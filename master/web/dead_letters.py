@@ -1,0 +1,163 @@
+"""The routes of the dead letters. Any master answers, leader or standby: the steps behind them need no leader."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Annotated, Any, Protocol
+
+from flask import Blueprint, Response, request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from common.log import event
+from common.web import Problem, answer, read_json, read_model
+from master.dead_letters import AT_ONCE, LetterPage, Outcome
+from master.policy.letters import DeadLetter, LetterFilter
+
+log = logging.getLogger(__name__)
+
+BODY = 32 * 1024
+_ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
+_STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_MOST_IDS = 500
+_LONGEST_TICKET_ID = 256
+
+
+class LetterPort(Protocol):
+    """The dead letters, seen from HTTP (``master.dead_letters.DeadLetters``). Called from several threads. All may raise RedisTrouble (503)."""
+
+    def last_id(self) -> bytes: ...
+
+    def page(self, wanted: LetterFilter, after: bytes | None, limit: int, until: bytes | None = None) -> LetterPage: ...
+
+    def get(self, letter_id: bytes) -> tuple[DeadLetter, list[bytes]] | None: ...
+
+    def redrive(self, ids: list[bytes]) -> list[Outcome]: ...
+
+    def drop(self, ids: list[bytes]) -> list[Outcome]: ...
+
+
+def _stream_id(value: str) -> str:
+    if not _STREAM_ID.fullmatch(value):
+        raise ValueError("must be a stream id like 1526919030474-55")
+    return value
+
+
+def _ticket_id(value: str) -> str:
+    if not 0 < len(value.encode()) <= _LONGEST_TICKET_ID:
+        raise ValueError(f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
+    return value
+
+
+_StreamId = Annotated[str, AfterValidator(_stream_id)]
+_Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
+
+
+class _Filter(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    ticket: Annotated[str, AfterValidator(_ticket_id)] | None = None
+    reason: str = Field("", max_length=200)
+    error: str = Field("", max_length=200)
+    id: _StreamId | None = None
+    older_than_s: _Age | None = None
+    younger_than_s: _Age | None = None
+
+    def meant(self) -> LetterFilter:
+        now_ms = time.time_ns() // 1_000_000
+        return LetterFilter(
+            None if self.ticket is None else self.ticket.encode(),
+            self.reason,
+            self.error,
+            None if self.id is None else self.id.encode(),
+            None if self.younger_than_s is None else now_ms - int(self.younger_than_s * 1000),
+            None if self.older_than_s is None else now_ms - int(self.older_than_s * 1000),
+        )
+
+
+class _Query(_Filter):
+    """The query of a list: everything is text there."""
+
+    model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
+
+    cursor: _StreamId | None = None
+    limit: int = Field(_ON_A_PAGE, ge=1, le=10**9)
+
+
+class _Chosen(BaseModel):
+    """The body of redrive and drop: ids of letters, or a filter with a limit."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    ids: list[_StreamId] | None = Field(None, min_length=1, max_length=_MOST_IDS)
+    filter: _Filter | None = None
+    limit: int = Field(AT_ONCE, ge=1, le=_MOST_IDS)
+    cursor: _StreamId | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> _Chosen:
+        if (self.ids is None) == (self.filter is None):
+            raise ValueError("give either ids or filter")
+        return self
+
+
+def letter_routes(letters: LetterPort) -> Blueprint:
+    """``/api/dead-letters`` and what is below it."""
+    api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
+
+    @api.get("")
+    def list_letters() -> Response:
+        asked = read_model(_Query, request.args.to_dict())
+        page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
+        return answer({"dead_letters": [letter.row() for letter in page.letters], "cursor": _text(page.cursor)})
+
+    @api.get("/<letter_id>")
+    def show(letter_id: str) -> Response:
+        found = letters.get(letter_id.encode()) if _STREAM_ID.fullmatch(letter_id) else None
+        if found is None:
+            raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
+        return answer(whole(*found))
+
+    @api.post("/redrive")
+    def redrive() -> Response:
+        return _change("redriven", letters.redrive)
+
+    @api.post("/drop")
+    def drop() -> Response:
+        return _change("dropped", letters.drop)
+
+    def _change(what: str, step: Any) -> Response:
+        chosen = read_model(_Chosen, read_json(request, BODY))
+        cursor = None
+        if chosen.ids is not None:
+            ids = [letter_id.encode() for letter_id in dict.fromkeys(chosen.ids)]
+        else:
+            assert chosen.filter is not None
+            # What is redriven and given up again meanwhile is not met: its letter is above the last one of now.
+            page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
+            ids, cursor = [letter.id for letter in page.letters], page.cursor
+        outcomes = [outcome for at in range(0, len(ids), AT_ONCE) for outcome in step(ids[at : at + AT_ONCE])]
+        event(log, f"dead_letters_{what}", count=len(outcomes), by="http")
+        return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
+
+    return api
+
+
+def whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:
+    """A letter with its traceback and its message's fields, as pairs: a name may come twice. What is not UTF-8 is shown as ``\\xff``."""
+    text = [part.decode("utf-8", "backslashreplace") for part in fields]
+    return letter.row() | {"traceback": letter.traceback, "message_fields": [list(pair) for pair in zip(text[::2], text[1::2], strict=False)]}
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    told = {"id": outcome.id.decode(), "outcome": outcome.word}
+    return told | {"message_id": outcome.message_id.decode()} if outcome.message_id else told
+
+
+def _bytes(value: str | None) -> bytes | None:
+    return None if value is None else value.encode()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

@@ -1,0 +1,388 @@
+"""dead_letter.lua with policies park and tail, end_tail.lua, redrive.lua, drop_letters.lua and read_letters.lua: a ticket that waits for an
+operator, and what the operator does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from common.errors import Fenced, NotNow, OwnershipLost
+from common.redis_client import CommandRefused
+from common.streams import pairs
+from consumer.owner_steps import Buried, Letter
+from master.dead_letters import DeadLetters, Outcome
+from master.leader_steps import LeaderSteps
+from master.policy.letters import LetterFilter, Preview
+from tests.integration.factories import NASTY_TICKETS, Owner, World, plan, states
+
+T = b"T"
+
+
+@pytest.fixture
+def letters(world: World) -> DeadLetters:
+    return DeadLetters(world.link, world.keys)
+
+
+def _changed(world: World) -> list[bytes]:
+    return [fields[1] for _, fields in world.link.call("XRANGE", world.keys.changed, "-", "+")]
+
+
+def _halted(world: World) -> tuple[LeaderSteps, Owner, list[bytes], bytes]:
+    """A ticket that waits for the first of four messages; its owner had three of them. With the fence that it had."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, T, b"1-1", b"2-1", b"3-1")
+    fence = world.head(T).split()[1]
+    assert world.give_up(a, T, "park") is Buried.HALTED
+    return leader, a, ids + world.parked(leader, T, b"4-1"), fence
+
+
+# ---- park ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_parked_message_keeps_its_place_and_its_owner_keeps_nothing_of_the_ticket(world: World) -> None:
+    _, a, ids, fence = _halted(world)
+    assert world.pending() == {b"halted": ids[:1], b"master": ids[1:]}
+    assert world.state().index == {T: b"halted " + fence + b" 1-1 2-1 3-1"}
+    assert world.state().letters() == [(b"1-1", T, b"gave_up")]
+    assert world.dead()[0][b"usher-policy"] == b"park"
+    assert _changed(world) == [T]
+    assert a.steps.ack({T: ids[1:3]}, b"", 0).stale == [T], "what its owner still runs of it is not its own any more"
+    assert a.steps.deregister(), "and it can leave"
+
+
+def test_the_same_call_again_writes_no_second_letter(world: World) -> None:
+    _, a, ids, fence = _halted(world)
+    with world.unchanged():
+        assert a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.HALTED
+        assert a.steps.dead_letter(Letter(T, ids[1], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
+        assert a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence) + 1, "", "", "park")) is Buried.STALE
+
+
+def test_who_has_the_ticket_anew_parks_nothing_by_a_call_of_before(world: World, letters: DeadLetters) -> None:
+    """The answer was lost, the message redriven, and handed over to the same incarnation under another fence."""
+    leader, a, ids, fence = _halted(world)
+    letters.redrive(world.letter_ids())
+    assert states(leader.hand_over(plan(a, {T: ids[:1]}, {T: world.head(T)}))) == ["OK"]
+    with world.unchanged():
+        assert a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
+
+
+@pytest.mark.parametrize("policy", ["park", "tail"])
+def test_without_a_lease_or_by_another_owner_nothing_is_parked(world: World, policy: str) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    world.owned(leader, a, T, b"1-1", b"2-1")
+    with world.unchanged():
+        assert world.give_up(b, T, policy) is Buried.STALE
+    world.end_lease(a)
+    with world.unchanged(), pytest.raises(OwnershipLost):
+        world.give_up(a, T, policy)
+
+
+@pytest.mark.parametrize("policy", ["park", "tail"])
+def test_where_there_is_nothing_to_park_the_rest_goes_back(world: World, policy: str) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, T, b"1-1", b"2-1", b"3-1")
+    fence = world.head(T).split()[1]
+    world.delete(ids[0], ids[1])
+    assert world.give_up(a, T, policy) is Buried.RETURNED
+    assert world.record(T) is not None
+    assert world.pending()[b"master"][-1] == ids[2]
+    assert world.head(T) == b"returned " + fence
+    assert world.state().letters()[0] == (ids[0], T, b"body_gone")
+    assert b"halted" not in world.pending()
+
+
+def test_a_halted_ticket_is_nobodys(world: World) -> None:
+    """Neither handed over, nor swept, nor taken back, nor given back, nor freed, nor reaped, nor claimed by a group that is made again."""
+    leader, a, ids, _ = _halted(world)
+    b = world.join("b")
+    before = world.state().index[T]
+    for believed in ({}, {T: world.head(T)}):
+        assert leader.hand_over(plan(b, {T: ids[1:2]}, believed)).targets[0].refused == [T]
+    world.make_idle("halted", 10_000_000, ids[0])
+    assert leader.sweep([], 0, b"0-0", 100).strays == []
+    world.end_lease(a)
+    assert leader.take_back(a.incarnation, 10).size == 0
+    freed = leader.free_tickets(a.incarnation, [T])
+    assert freed is not None
+    assert freed.others == [T]
+    assert leader.reap(a.incarnation, "a", a.registration.dump())
+    assert leader.rejoin([(T, ids[0]), (T, ids[1])]) == [ids[1]], "only what it waits for goes back to it"
+    assert (world.pending(), world.state().index[T]) == ({b"halted": ids[:1], b"master": ids[1:]}, before)
+
+
+@pytest.mark.parametrize("ticket", NASTY_TICKETS)
+def test_a_ticket_is_any_bytes(world: World, letters: DeadLetters, ticket: bytes) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, ticket, b"1-1", b"2-1")
+    assert world.give_up(a, ticket, "park") is Buried.HALTED
+    assert [outcome.word for outcome in letters.redrive(world.letter_ids())] == ["resumed"]
+    assert world.pending() == {b"master": [first, second]}
+    assert _changed(world) == [ticket, ticket]
+
+
+# ---- redrive ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(world: World, letters: DeadLetters) -> None:
+    leader, a, ids, fence = _halted(world)
+    [letter_id] = world.letter_ids()
+    assert letters.redrive([letter_id]) == [Outcome(letter_id, "resumed")]
+    assert letters.leader_url == "http://one"
+    assert world.pending() == {b"master": ids}
+    assert world.state().index == {T: b"returned " + fence + b" 1-1 2-1 3-1"}
+    assert world.dead() == []
+    assert _changed(world) == [T, T]
+    head = {T: world.head(T)}
+    assert leader.hand_over(plan(a, {T: ids[3:]}, head)).targets[0].refused == [T], "a plan of a leader that has not heard of it"
+    assert leader.hand_over(plan(a, {T: ids[1:]}, head)).targets[0].refused == [T]
+    assert leader.hand_over(plan(a, {T: ids}, head)).targets[0].refused == []
+    assert world.pending() == {a.name: ids}
+    assert int(world.head(T).split()[1]) > int(fence)
+
+
+@pytest.mark.parametrize("step", ["redrive", "drop"])
+def test_what_is_asked_twice_happens_once(world: World, letters: DeadLetters, step: str) -> None:
+    _halted(world)
+    ids = world.letter_ids()
+    assert [outcome.word for outcome in getattr(letters, step)(ids * 2)] == [{"redrive": "resumed", "drop": "released"}[step], "gone"]
+    with world.unchanged():
+        assert [outcome.word for outcome in getattr(letters, step)(ids)] == ["gone"]
+
+
+def test_attempts_begin_anew(world: World, letters: DeadLetters) -> None:
+    _, _, ids, _ = _halted(world)
+    world.link.call("HSET", world.keys.attempts, ids[0], "5 5 0")
+    letters.redrive(world.letter_ids())
+    assert world.link.call("HLEN", world.keys.attempts) == 0
+
+
+def test_a_message_that_was_skipped_comes_to_the_end_with_its_uid(world: World, letters: DeadLetters) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.add(b"1-1", "ticket_id", "T", "body", b"\xff\0", "usher-fields", "theirs")
+    world.add(b"2-1", "ticket_id", "T", "uid", "order 7", "uid", "again")
+    leader.fetch(10)
+    leader.hand_over(plan(a, {T: [b"1-1", b"2-1"]}))
+    for entry_id in (b"1-1", b"2-1"):
+        assert world.give_up(a, T, "skip", entry_id) is Buried.OK
+    first, second = letters.redrive(world.letter_ids())
+    assert (first.word, second.word) == ("added", "added")
+    entries = dict(world.link.call("XRANGE", world.keys.stream, "(2-1", "+"))
+    assert list(entries) == [first.message_id, second.message_id]
+    assert entries[first.message_id] == [b"ticket_id", b"T", b"body", b"\xff\0", b"usher-fields", b"theirs", b"uid", b"1-1"]
+    assert entries[second.message_id] == [b"ticket_id", b"T", b"uid", b"order 7", b"uid", b"again"]
+    assert (world.dead(), world.pending(), _changed(world)) == ([], {}, [])
+
+
+def test_what_was_rejected_comes_to_the_end_too(world: World, letters: DeadLetters) -> None:
+    leader = world.elect()
+    world.add(b"1-1", "text", "no ticket")
+    leader.fetch(1)
+    leader.reject([(b"1-1", b"", "no_ticket_id")])  # type: ignore[list-item]
+    [outcome] = letters.redrive(world.letter_ids())
+    assert pairs(world.link.call("XRANGE", world.keys.stream, "(1-1", "+")[0][1]) == {b"text": b"no ticket", b"uid": b"1-1"}
+    assert outcome.word == "added"
+
+
+def test_what_was_cut_is_added_whole_from_the_stream_or_not_at_all(world: World, letters: DeadLetters) -> None:
+    leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, "ticket_id", 5000)
+    for entry_id in (b"1-1", b"2-1"):
+        world.add(entry_id, "ticket_id", "T", "body", b"x" * 6000)
+    leader.fetch(2)
+    leader.reject([(entry_id, b"T", "too_large") for entry_id in (b"1-1", b"2-1")])  # type: ignore[misc]
+    world.delete(b"2-1")
+    assert [outcome.word for outcome in letters.redrive(world.letter_ids())] == ["added", "cut"]
+    [added] = world.link.call("XRANGE", world.keys.stream, "(2-1", "+")
+    assert pairs(added[1]) == {b"ticket_id": b"T", b"body": b"x" * 6000, b"uid": b"1-1"}
+    assert world.state().letters() == [(b"2-1", b"T", b"too_large")], "its letter stays"
+
+
+def test_a_parked_message_whose_body_was_deleted_is_added_again_and_its_ticket_goes_on(world: World, letters: DeadLetters) -> None:
+    _, _, ids, fence = _halted(world)
+    world.delete(ids[0])
+    [outcome] = letters.redrive(world.letter_ids())
+    assert outcome.word == "added"
+    assert world.state().index == {T: b"returned " + fence + b" 2-1 3-1"}
+    assert world.pending() == {b"master": ids[1:]}
+    assert pairs(world.link.call("XRANGE", world.keys.stream, outcome.message_id, outcome.message_id)[0][1])[b"uid"] == ids[0]
+
+
+def test_a_halt_that_the_index_has_lost_ends_too(world: World, letters: DeadLetters) -> None:
+    """The pending list says who has an entry; the index is only an index."""
+    _, _, ids, fence = _halted(world)
+    world.link.call("HDEL", world.keys.tickets, T)
+    assert letters.redrive(world.letter_ids())[0].word == "resumed"
+    assert world.state().index == {T: b"returned " + fence + b" 1-1"}
+    assert world.pending() == {b"master": ids}
+
+
+@pytest.mark.parametrize("step", ["redrive", "drop"])
+def test_what_is_parked_while_another_has_its_ticket_is_left_alone(world: World, letters: DeadLetters, step: str) -> None:
+    _, a, ids, _ = _halted(world)
+    world.spoil(T, a.name + b" 9 " + ids[3])
+    with world.unchanged():
+        assert [outcome.word for outcome in getattr(letters, step)(world.letter_ids())] == ["held"]
+    world.apart_because = "the record was written by hand"
+
+
+def test_what_somebody_wrote_among_the_letters_stops_nothing(world: World, letters: DeadLetters) -> None:
+    _, _, ids, _ = _halted(world)
+    for fields in (("a", "b"), ("usher-id", "x", "usher-ticket", "T", "usher-fields", "1", "a", "b"), ("usher-id", "1-1", "usher-fields", "0")):
+        world.link.call("XADD", world.keys.dead, "*", *fields)
+    there = world.letter_ids()
+    assert [outcome.word for outcome in letters.redrive(there)] == ["resumed", "cut", "cut", "cut"]
+    assert len(letters.page(LetterFilter(), None, 10).letters) == 3
+    assert [outcome.word for outcome in letters.drop(there)] == ["gone", "dropped", "dropped", "dropped"]
+    assert world.pending() == {b"master": ids}
+
+
+def test_nobody_need_lead(world: World, letters: DeadLetters) -> None:
+    _halted(world)
+    world.link.call("DEL", world.keys.leader)
+    assert letters.redrive(world.letter_ids())[0].word == "resumed"
+    assert letters.leader_url == ""
+
+
+# ---- drop ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_goes_on_without_a_dropped_message(world: World, letters: DeadLetters) -> None:
+    leader, a, ids, fence = _halted(world)
+    assert letters.drop(world.letter_ids())[0].word == "released"
+    assert world.state() == ({b"master": ids[1:]}, {T: b"returned " + fence + b" 2-1 3-1"}, [])
+    head = {T: world.head(T)}
+    assert leader.hand_over(plan(a, {T: ids[3:]}, head)).targets[0].refused == [T]
+    assert leader.hand_over(plan(a, {T: ids[1:]}, head)).targets[0].refused == []
+
+
+def test_a_dropped_letter_of_a_message_that_was_skipped_is_just_gone(world: World, letters: DeadLetters) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, T, b"1-1", b"2-1")
+    world.give_up(a, T, "skip")
+    before = world.state()
+    assert letters.drop(world.letter_ids())[0].word == "dropped"
+    assert world.state() == (before.pending, before.index, [])
+
+
+# ---- tail ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tail_goes_with_it_and_the_leader_ends_what_it_has_parked(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, T, b"1-1", b"2-1")
+    more = world.parked(leader, T, b"3-1", b"4-1")
+    fence = world.head(T).split()[1]
+    assert world.give_up(a, T, "tail") is Buried.ENDED
+    assert world.state().index == {T: b"tail " + fence + b" 4-1"}
+    assert world.state().letters() == [(ids[0], T, b"gave_up"), (ids[1], T, b"behind_dead_letter")]
+    later = world.parked(leader, T, b"5-1")
+    assert leader.hand_over(plan(a, {T: more}, {T: world.head(T)})).targets[0].refused == [T]
+    with world.unchanged():
+        leader.end_tail(T, b"tail 1", more, True)
+    leader.end_tail(T, world.head(T), more[:1], False)
+    leader.end_tail(T, world.head(T), more, True)
+    assert (world.pending(), world.state().index) == ({b"master": later}, {})
+    assert [letter[0] for letter in world.state().letters()] == ids + more
+    with world.unchanged():
+        leader.end_tail(T, b"tail " + fence, later, True)
+
+
+def test_a_master_that_does_not_lead_ends_nothing(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, T, b"1-1")
+    more = world.parked(leader, T, b"3-1")
+    world.give_up(a, T, "tail")
+    world.elect("http://two", succeed=str(leader.epoch))
+    with world.unchanged(), pytest.raises(Fenced):
+        leader.end_tail(T, world.head(T), more, True)
+
+
+# ---- many, full, and wrong -------------------------------------------------------------------------------------------------------
+
+
+def test_letters_are_read_by_pages_and_filtered(world: World, letters: DeadLetters) -> None:
+    leader, a = world.elect(), world.join("a")
+    tickets = [b"T%d" % (n % 7) for n in range(700)]
+    ids = world.send_many(tickets)
+    leader.fetch(1000)
+    for name in sorted(set(tickets)):
+        mine = [entry_id for entry_id, ticket in zip(ids, tickets, strict=True) if ticket == name]
+        leader.hand_over(plan(a, {name: mine}))
+        for number, entry_id in enumerate(mine):
+            world.give_up(a, name, "skip", entry_id, error=f"E{number % 2}: \u2603")
+    until = letters.last_id()
+    all_of_them = [letter for page in letters.all(LetterFilter(), until) for letter in page]
+    assert [letter.id for letter in all_of_them] == world.letter_ids()
+    assert [letter.message_id for page in letters.all(LetterFilter(ticket=b"T3"), until) for letter in page] == ids[3::7]
+    assert sum(len(page) for page in letters.all(LetterFilter(error="e1: \u2603", reason="GAVE"), until)) == 350
+    assert [letter.message_id for letter in letters.page(LetterFilter(id=ids[5]), None, 10).letters] == [ids[5]]
+    now_ms = time.time_ns() // 1_000_000
+    assert letters.page(LetterFilter(before_ms=now_ms - 3_600_000), None, 10) == ([], None)
+    assert len(letters.page(LetterFilter(after_ms=now_ms - 3_600_000), None, 10).letters) == 10
+    first = letters.page(LetterFilter(), None, 300)
+    assert [letter.id for letter in letters.page(LetterFilter(), first.cursor, 1000).letters] == world.letter_ids()[300:]
+    preview = Preview()
+    preview.add(all_of_them)
+    assert [(group.reason, group.error_type, group.policy, group.count) for group in preview.groups] == [("gave_up", "ValueError", "skip", 700)]
+    found = letters.get(all_of_them[0].id)
+    assert found is not None
+    assert (found[0].traceback, pairs(found[1])[b"ticket_id"]) == ("at x", b"T0")
+
+
+def test_a_full_server_refuses_to_redrive_and_lets_drop(world: World, letters: DeadLetters) -> None:
+    leader, a, ids, _ = _halted(world)
+    [parked] = world.letter_ids()
+    world.owned(leader, a, b"U", b"9-1")
+    world.give_up(a, b"U", "skip")
+    skipped = world.letter_ids()[1]
+    world.link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    world.link.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        for letter_id in (parked, skipped):
+            with world.unchanged(), pytest.raises(NotNow) as refused:
+                letters.redrive([letter_id])
+            assert refused.value.kind == "OOM"
+        assert [outcome.word for outcome in letters.drop([parked, skipped])] == ["released", "dropped"]
+    finally:
+        world.link.call("CONFIG", "SET", "maxmemory", 0)
+    assert world.pending() == {b"master": ids[1:]}
+
+
+@pytest.mark.parametrize("policy", ["park", "tail"])
+def test_a_full_server_lets_park(world: World, policy: str) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, T, b"1-1", b"2-1")
+    world.link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    world.link.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        assert world.give_up(a, T, policy) is {"park": Buried.HALTED, "tail": Buried.ENDED}[policy]
+        if policy == "tail":
+            leader.end_tail(T, world.head(T), [], True)
+    finally:
+        world.link.call("CONFIG", "SET", "maxmemory", 0)
+    assert world.pending() == ({b"halted": ids[:1], b"master": ids[1:]} if policy == "park" else {})
+
+
+@pytest.mark.parametrize("key", ["stream", "tickets", "attempts", "changed"])
+@pytest.mark.parametrize("step", ["park", "redrive", "drop"])
+def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(world: World, letters: DeadLetters, key: str, step: str) -> None:
+    _, _, _, _ = _halted(world)
+    leader, b = world.elect("http://one", succeed=world.link.call("GET", world.keys.leader).split()[0].decode()), world.join("b")
+    world.owned(leader, b, b"U", b"8-1", b"9-1")
+    record = world.record(b"U")
+    assert record is not None
+    name = getattr(world.keys, key)
+    world.link.call("RENAME", name, "aside{ticket_stream}") if world.link.call("EXISTS", name) else None
+    world.link.call("SET", name, "somebody else's")
+    before = world.link.call("XLEN", world.keys.dead)
+    letter = Letter(b"U", b"8-1", "gave_up", "", 1, 1, 2, record.fence, "", "", "park")
+    there = world.letter_ids()
+    steps = {"park": lambda: b.steps.dead_letter(letter), "redrive": lambda: letters.redrive(there), "drop": lambda: letters.drop(there)}
+    with pytest.raises(CommandRefused):
+        steps[step]()
+    assert world.link.call("XLEN", world.keys.dead) == before
+    world.link.call("DEL", name)
+    world.link.call("RENAME", "aside{ticket_stream}", name) if world.link.call("EXISTS", "aside{ticket_stream}") else None
+    assert world.pending()[b"halted"] == [b"1-1"]
+    assert world.pending()[b.name] == [b"8-1", b"9-1"]

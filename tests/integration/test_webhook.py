@@ -1,0 +1,172 @@
+"""The bell's webhook against a real HTTP server: in batches, not too often, never in the way, and it says nothing that is secret."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from common.bell import Bell
+from common.keys import Keys
+from common.metrics import Metrics
+from common.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, Webhook
+from tests.abuse import check_contract
+
+_WITHIN_S = 20.0
+
+
+class Server(ThreadingHTTPServer):
+    """Notes what is POSTed; ``answer`` says with which status, after which wait."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.got: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.answer: Callable[[int], int] = lambda number: 204
+        self.location = ""
+        self.release = threading.Event()
+        self.holds = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook?key=secret"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.paths.append(self.path)
+        self.server.got.append(json.loads(body))
+        if self.server.holds:
+            self.server.release.wait(_WITHIN_S)
+        self.send_response(self.server.answer(len(self.server.got)))
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield made
+    made.release.set()
+    made.shutdown()
+    made.server_close()
+    thread.join(_WITHIN_S)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Webhook]]:
+    made: list[Webhook] = []
+
+    def begin(url: str, pause_s: float = 0.05) -> Webhook:
+        hook = Webhook(url, {"program": "c1", "stream": "s", "group": "g"}, pause_s)
+        made.append(hook)
+        hook.start()
+        return hook
+
+    yield begin
+    for hook in made:
+        hook.stop()
+        assert hook.join(_WITHIN_S)
+
+
+def _until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + _WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_dead_letters_are_told_in_batches(server: Server, start: Callable[..., Webhook]) -> None:
+    server.holds = True  # the first one is on its way until all others are there
+    hook = start(server.url)
+    for number in range(250):
+        hook.add({"message_id": f"{number}-0"})
+    server.release.set()
+    _until(lambda: hook.sent == 250)
+    assert [letter["message_id"] for document in server.got for letter in document["dead_letters"]] == [f"{number}-0" for number in range(250)]
+    assert all(len(document["dead_letters"]) <= MOST_AT_ONCE for document in server.got)
+    assert len(server.got) <= 4, "the first at once, the others a pause apart"
+    assert server.got[0].keys() == {"program", "stream", "group", "dead_letters", "left_out"}
+
+
+def test_who_does_not_answer_holds_up_nobody_and_too_many_are_only_counted(server: Server, start: Callable[..., Webhook]) -> None:
+    server.holds = True
+    hook = start(server.url)
+    hook.add({"message_id": "first"})
+    _until(lambda: server.got)
+    for number in range(3 * MOST_WAITING):  # while it hangs: this returns at once, and memory has its bound
+        hook.add({"message_id": f"{number}-0"})
+    server.holds = False
+    server.release.set()
+    _until(lambda: hook.sent + hook.dropped == MOST_WAITING + 1)
+    assert sum(document["left_out"] for document in server.got[-(MOST_WAITING // MOST_AT_ONCE) :]) == 2 * MOST_WAITING
+
+
+def test_what_is_refused_comes_again_and_is_left_in_the_end(server: Server, start: Callable[..., Webhook], caplog: pytest.LogCaptureFixture) -> None:
+    server.answer = lambda number: 500 if number <= _TRIES + 1 else 200
+    hook = start(server.url)
+    hook.add({"message_id": "1-0"})
+    _until(lambda: hook.dropped == 1)
+    assert len(server.got) == _TRIES
+    hook.add({"message_id": "2-0"})
+    _until(lambda: hook.sent == 1)
+    assert [document["dead_letters"][0]["message_id"] for document in server.got] == ["1-0"] * _TRIES + ["2-0"] * 2
+    [told] = [record.facts for record in caplog.records if record.getMessage() == "webhook_failed"]  # type: ignore[attr-defined]
+    assert told == {"url": f"http://127.0.0.1:{server.server_port}/...", "letters": 1, "why": "it answered 500"}
+
+
+def test_no_redirect_is_followed(server: Server, start: Callable[..., Webhook]) -> None:
+    server.answer, server.location = (lambda number: 307), f"http://127.0.0.1:{server.server_port}/elsewhere"
+    hook = start(server.url)
+    hook.add({"message_id": "1-0"})
+    _until(lambda: hook.dropped == 1)
+    assert set(server.paths) == {"/hook?key=secret"}
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/secret", "http://[::1", "http://nowhere.invalid/secret"])
+def test_nobody_there_is_no_trouble(start: Callable[..., Webhook], url: str, caplog: pytest.LogCaptureFixture) -> None:
+    hook = start(url)
+    hook.add({"message_id": "1-0"})
+    _until(lambda: hook.dropped == 1)
+    assert hook.trouble is None
+    assert "secret" not in str([getattr(record, "facts", {}) for record in caplog.records])
+
+
+def test_it_survives_the_abuse_of_its_contract(server: Server) -> None:
+    def make() -> Webhook:
+        hook = Webhook(server.url, {}, 0.0)
+        hook.add({"message_id": "1-0"})
+        return hook
+
+    check_contract(make)
+
+
+def test_the_bell_counts_without_a_webhook_too() -> None:
+    metrics = Metrics()
+    bell = Bell(metrics, "", "c1", Keys("s", "g"))
+    bell.ring(b"T", b"1-0", "gave_up", "ValueError", 3, "park")
+    bell.ring(b"\xff", b"2-0", "too_large")
+    page = metrics.page().decode()
+    assert 'usher_dead_letters_total{reason="gave_up"} 1.0' in page
+    assert 'usher_dead_letters_total{reason="too_large"} 1.0' in page
+    assert bell.services == ()
