@@ -11,9 +11,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         #: By ``reason``: gave_up, attempts_exhausted, too_large, no_ticket_id and the like, a fixed set of words.
-        self.dead_letters = Counter(
-            "usher_dead_letters", "Messages that this process has made dead letters of.", ["reason"], registry=self._registry
-        )
+        self.dead_letters = Counter("usher_dead_letters", "Messages that this process has made dead letters of.", ["reason"], registry=self._registry)
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""

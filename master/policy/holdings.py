@@ -207,6 +207,7 @@ class Holdings:
             ticket.queued = False
             self._queue(ticket)
         waiting.clear()
+
     # ---- reading again -------------------------------------------------------------------------------------------------------
 
     def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:

@@ -205,7 +205,23 @@ def _leader_calls(leader: LeaderSteps, a: Owner) -> list[Callable[[], object]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["ack", "renew", "dead_letter", "drain", "give_back", "deregister", "elect", "hold_lead", "take_back", "reject",
-                                  "end_tail", "drop_letters", "read_letters"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ack",
+        "renew",
+        "dead_letter",
+        "drain",
+        "give_back",
+        "deregister",
+        "elect",
+        "hold_lead",
+        "take_back",
+        "reject",
+        "end_tail",
+        "drop_letters",
+        "read_letters",
+    ],
+)
 def test_the_header_says_so_too(name: str) -> None:
     assert "-- Memory: works when full" in source(name)
