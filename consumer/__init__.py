@@ -34,3 +34,11 @@ the body of a message is gone   dead letter ``body_gone``, in its place in the o
 SIGTERM                         drain: no new starts, running ones finish, acknowledgements are flushed, the rest is given back
 ==============================  ===================================================================================================
 """
+
+from __future__ import annotations
+
+from common.errors import GiveUp, RetryLater
+from consumer.context import Message
+from consumer.options import handler
+
+__all__ = ["GiveUp", "Message", "RetryLater", "handler"]

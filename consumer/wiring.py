@@ -6,6 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from common.clock import now_s
 from common.health import Health, judge
 from common.keys import Keys
 from common.log import event
-from common.process import NameLock
+from common.process import NameLock, boot_id
 from common.redis_client import Link, SameServer
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
@@ -25,16 +26,20 @@ from consumer.batch_reader import BatchReader
 from consumer.context import OwnLease
 from consumer.drain import Drain
 from consumer.executor import Executor
-from consumer.handlers import load_handler
+from consumer.handlers import Handler, load_handler
 from consumer.heartbeat import Heartbeat
+from consumer.journal import Journal, read_journal
 from consumer.lane_keeper import LaneKeeper
 from consumer.lease_guard import LeaseGuard
 from consumer.master_client import MasterClient, MasterUnavailable
+from consumer.options import HandlerOptions, given
 from consumer.owner_steps import OwnerSteps
 from consumer.policy.outcome import RetryPolicy
+from consumer.predecessor import Predecessor
 from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
 from consumer.settings import ConsumerSettings
+from consumer.starts import StartBook
 from consumer.watchdog import Watchdog
 from consumer.web import create_app
 from consumer.worker_pool import LaneWorker
@@ -47,7 +52,9 @@ _JOIN_S = 2.0
 class Incarnation:
     """The services of one start of the consumer, from the moment its name is taken."""
 
-    def __init__(self, settings: ConsumerSettings, redis_url: str, taken: Taken, handler: Any, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, redis_url: str, taken: Taken, handler: Handler, journal: Journal, on_lost: Callable[[str], None]
+    ) -> None:
         name = taken.registration.incarnation
         keys = Keys(settings.ticket_stream, settings.group)
 
@@ -63,6 +70,7 @@ class Incarnation:
 
         self.name = name
         self.is_over = False
+        self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.keeper = LaneKeeper()
         self.reporter = Reporter(_masters(settings, taken.leader_url), name)
@@ -70,8 +78,10 @@ class Incarnation:
         self.acker = Acker(
             ack_link, steps(ack_link), self.keeper, self.reporter, name, settings.flush_ms / 1000, settings.run_log_length, on_lost
         )
-        policy = RetryPolicy(settings.max_attempts, settings.retry_seconds, settings.retry_cap_seconds)
-        self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict", settings.handler_seconds, on_lost)
+        alone_link = link("alone")
+        self._starts = StartBook(journal, alone_link, steps(alone_link))
+        policy, limit_s = _terms(settings, handler.options)
+        self.executor = Executor(self.keeper, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
@@ -81,13 +91,13 @@ class Incarnation:
             else [LaneWorker(number, self.executor, handler.call) for number in range(settings.concurrency)]
         )
         self.watch: list[Service] = []
-        if settings.handler_seconds:
-            watch_link = link("watch")
-            running = self.executor.running
-            watchdog = Watchdog(
-                watch_link, steps(watch_link), lambda: list(running.values()), lambda: self.acker.is_flushed, settings.handler_seconds, on_lost
+        if limit_s:
+            watch_link, running = link("watch"), self.executor.running
+            dog = Watchdog(
+                *(watch_link, steps(watch_link), lambda: list(running.values()), lambda: self.acker.is_flushed),
+                *(journal, limit_s, settings.run_log_length, on_lost),
             )
-            self.watch.append(watchdog)
+            self.watch.append(dog)
         self._drain_link = link("drain")
         self._drain_steps = steps(self._drain_link)
         self._drain = Drain(self._drain_steps, self.keeper, self.reader, self.acker, int(taken.lease_s * 1000), self._deregister)
@@ -105,12 +115,14 @@ class Incarnation:
     def stop(self, grace_s: float) -> None:
         """Drain, then end every thread; those in a handler are not waited for any longer."""
         self._drain.run(grace_s, self._say_goodbye)
+        self._journal.explain()  # what still runs is cut off by us
         for service in reversed(self.services):
             service.stop()
         until_s = now_s() + _JOIN_S
         for service in reversed(self.services):
             service.join(max(0.0, until_s - now_s()))
         self.reader.close()
+        self._starts.close()
         self._drain_link.close()
         self._goodbye.close()
 
@@ -145,6 +157,7 @@ class ConsumerProgram:
         self._leave = leave
         self._handler = load_handler(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
+        self._journal: Journal | None = None
         self._incarnation: Incarnation | None = None
         self._registrar: Registrar | None = None
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
@@ -156,8 +169,20 @@ class ConsumerProgram:
         settings = self._settings
         health_url = settings.health_url or f"http://{f'[{host}]' if ':' in host else host}:{port}/api/health"
         event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
-        self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin)
+        self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin, self._predecessor())
         self._registrar.start()
+
+    def _predecessor(self) -> Callable[[], None]:
+        """Tells what the former process of our name was running when it ended, if it left a journal and we hold its lock."""
+        settings, path = self._settings, self._journal_path()
+        former = read_journal(path, boot_id() or "") if path is not None else None
+        if former is None:
+            return lambda: None
+        return Predecessor(self._redis_url, Keys(settings.ticket_stream, settings.group), former, settings.run_log_length).tell
+
+    def _journal_path(self) -> Path | None:
+        """Beside the name lock; None where that proves nothing."""
+        return self._lock.path.with_suffix(".journal") if self._lock.acquire() not in (None, NO_LOCK) else None
 
     def _ask(self, health_url: str) -> Registration:
         """A registration under a uuid of its own, with the evidence of this moment."""
@@ -184,7 +209,9 @@ class ConsumerProgram:
             if self._stopped:
                 return  # nothing was handed over yet, or the leader takes it back when the lease ends
             try:
-                self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._lost)
+                name, slots = taken.registration.incarnation, self._settings.concurrency
+                self._journal = Journal(self._journal_path(), boot_id() or "", name, slots)
+                self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._journal, self._lost)
                 self._incarnation.start()
             except Exception as problem:  # half of it may run: registering again would begin a second one beside it
                 self._lost(f"it could not be started: {type(problem).__name__}: {problem}")
@@ -195,6 +222,8 @@ class ConsumerProgram:
         incarnation = self._incarnation
         if incarnation is not None and incarnation.is_over:
             return
+        if self._journal is not None:
+            self._journal.explain()
         self._leave(why)  # it also logs: a log that blocks must not keep this process here
 
     def _health(self) -> Health:
@@ -222,6 +251,12 @@ class ConsumerProgram:
                 "dead_letters": incarnation.acker.dead_letters,
             }
         return facts
+
+
+def _terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
+    """What holds for the handler: attempts and waits, and the longest it may run."""
+    base_s, cap_s = given(asked.backoff_s, settings.retry_seconds), given(asked.backoff_cap_s, settings.retry_cap_seconds)
+    return RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s), given(asked.deadline_s, settings.handler_seconds)
 
 
 def _masters(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:

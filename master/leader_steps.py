@@ -117,7 +117,10 @@ class LeaderSteps:
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        script_keys = (
+            *(keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead),
+            *(keys.attempts, keys.noted(incarnation)),
+        )
         reply = self._run("take_back", script_keys, (incarnation, count, self._ticket_field, LONGEST_TICKET))
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
