@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from common.settings import load
 from consumer import GiveUp, Message, RetryLater, handler
 from consumer.options import HandlerOptions, given, options_of
+from consumer.policy.outcome import RetryPolicy
+from consumer.settings import ConsumerSettings
+from consumer.wiring import _terms
 
 
 def test_the_function_stays_as_it_is_and_says_what_it_asked_for() -> None:
@@ -22,6 +26,12 @@ def test_the_function_stays_as_it_is_and_says_what_it_asked_for() -> None:
 def test_one_that_asks_for_nothing_has_what_the_settings_say() -> None:
     assert options_of(lambda message: None) == HandlerOptions()
     assert (given(None, 5.0), given(0.0, 5.0), given(2.0, 5.0)) == (5.0, 0.0, 2.0)
+
+
+def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
+    settings = load(ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"})
+    assert _terms(settings, HandlerOptions()) == (RetryPolicy(5, 0.2, 60.0), 7.0)
+    assert _terms(settings, HandlerOptions(2, 0.0, 3, 0)) == (RetryPolicy(2, 0.0, 3), 0)
 
 
 @pytest.mark.parametrize(
