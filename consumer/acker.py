@@ -164,7 +164,10 @@ class Acker(Service):
             self._noting.append(self._failed[0])
             self._failed.popleft()
         record = encode(self._incarnation, [item.run for item in self._noting]) if self._run_log_length else b""
-        self._steps.charge({item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length)
+        try:
+            self._steps.charge({item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length)
+        except CommandRefused as refused:  # counts that Redis will never take must not hold up acknowledgements
+            event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
         for item in noted:
             if item.then is not None:

@@ -16,6 +16,7 @@ from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, RedisTrouble, RetryLater
 from common.log import event, in_hand
+from common.redis_client import CommandRefused
 from common.run_log import FAILED, GAVE_UP, RETRY_LATER
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
@@ -132,7 +133,8 @@ class Executor:
         ahead = known._replace(starts=known.starts + 1).blamed()
         try:
             is_ours = self._starts.charge(message, ahead)
-        except RedisTrouble:
+        except (RedisTrouble, CommandRefused) as trouble:
+            event(log, "attempt_not_charged", level=logging.WARNING, **message.facts(), why=str(trouble))
             self.keeper.retry(lane, message, now_s() + _AGAIN_S)
             return False
         if not is_ours:

@@ -29,7 +29,7 @@ from consumer.policy.quarantine import Left
 log = logging.getLogger(__name__)
 
 _MAGIC = b"usher-j1"
-#: magic, boot id, incarnation, is_explained
+#: magic, origin (boot, stream and group), incarnation, is_explained
 _HEADER = struct.Struct("<8s64s96sB")
 _EXPLAINED = _HEADER.size - 1
 #: fence, start in microseconds, starts, failures, crashes, id, length of the ticket, ticket, state
@@ -52,11 +52,11 @@ class Former(NamedTuple):
 class Journal:
     """The starts of one incarnation. ``started`` and ``ended`` may be called from any thread; each is one write."""
 
-    def __init__(self, path: Path | None, boot: str, incarnation: str, slots: int) -> None:
+    def __init__(self, path: Path | None, origin: str, incarnation: str, slots: int) -> None:
         """Begin anew at ``path``. None, or a file that cannot be had: nobody will read it, and all else is the same."""
         size = _HEADER.size + slots * _SLOT.size
         self._map = _mapped(path, size)
-        _HEADER.pack_into(self._map, 0, _MAGIC, boot.encode(), incarnation.encode(), 0)
+        _HEADER.pack_into(self._map, 0, _MAGIC, origin.encode(), incarnation.encode(), 0)
         self._free = list(range(_HEADER.size, size, _SLOT.size))
         self._pack = _SLOT.pack_into
 
@@ -113,18 +113,18 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
     return mmap.mmap(-1, size)
 
 
-def read_journal(path: Path, boot: str) -> Former | None:
-    """What the last holder of the name left, of this boot; None when it left nothing that can be believed.
+def read_journal(path: Path, origin: str) -> Former | None:
+    """What the last holder of the name left, if it was of the same ``origin``; None when it left nothing that can be believed.
 
     Only for who holds the name lock: then its writer runs no more.
     """
     try:
         content = path.read_bytes()
-        magic, its_boot, incarnation, is_explained = _HEADER.unpack_from(content)
+        magic, its_origin, incarnation, is_explained = _HEADER.unpack_from(content)
     except (OSError, struct.error):
         return None
     name = incarnation.rstrip(b"\0")
-    if magic != _MAGIC or its_boot.rstrip(b"\0") != boot.encode() or not name:
+    if magic != _MAGIC or its_origin.rstrip(b"\0") != origin.encode() or not name:
         return None
     left = []
     for at in range(_HEADER.size, len(content) - _SLOT.size + 1, _SLOT.size):

@@ -94,7 +94,7 @@ class LaneKeeper:
                 if self._paused or now >= until_s:
                     return None
                 if not self._board.ready:
-                    self._board.let_in()
+                    self._board.let_in(now)
                 if self._board.ready and (self._may_run() or self._runner_is_stuck()):
                     lane = self._board.take()
                     if lane is not None:
@@ -107,9 +107,10 @@ class LaneKeeper:
     def take_now(self) -> MessageLane | None:
         """A lane to run if one is ready. For an event loop, which must not wait here."""
         with self.lock:
-            self._board.wake_due(now_s())
+            now = now_s()
+            self._board.wake_due(now)
             if not self._board.ready:
-                self._board.let_in()
+                self._board.let_in(now)
             return None if self._paused else self._board.take()
 
     def next_due_s(self) -> float | None:

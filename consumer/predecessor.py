@@ -12,7 +12,7 @@ from typing import Any
 from common.attempts import Attempts
 from common.keys import Keys
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import CommandRefused, Link
 from common.run_log import CRASHED, encode
 from common.scripts import ScriptRunner
 from consumer.journal import Former
@@ -42,6 +42,9 @@ class Predecessor:
         link = Link(self._url, f"consumer:{self._former.incarnation}:last")
         try:
             noted = note_crash(ScriptRunner(link), self._keys, self._former, self._run_log_length)
+        except CommandRefused as refused:  # it will not take it later either, and we have work to do
+            event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._former.left), why=str(refused))
+            noted = []
         finally:
             link.close()
         self._is_told = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import uuid
@@ -175,10 +176,15 @@ class ConsumerProgram:
     def _predecessor(self) -> Callable[[], None]:
         """Tells what the former process of our name was running when it ended, if it left a journal and we hold its lock."""
         settings, path = self._settings, self._journal_path()
-        former = read_journal(path, boot_id() or "") if path is not None else None
+        former = read_journal(path, self._origin()) if path is not None else None
         if former is None:
             return lambda: None
         return Predecessor(self._redis_url, Keys(settings.ticket_stream, settings.group), former, settings.run_log_length).tell
+
+    def _origin(self) -> str:
+        """What a journal must say to be believed: of this boot, and of this stream and group, where another consumer of our name may have been."""
+        prefix = Keys(self._settings.ticket_stream, self._settings.group).prefix
+        return f"{boot_id()} {hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
 
     def _journal_path(self) -> Path | None:
         """Beside the name lock; None where that proves nothing."""
@@ -210,7 +216,7 @@ class ConsumerProgram:
                 return  # nothing was handed over yet, or the leader takes it back when the lease ends
             try:
                 name, slots = taken.registration.incarnation, self._settings.concurrency
-                self._journal = Journal(self._journal_path(), boot_id() or "", name, slots)
+                self._journal = Journal(self._journal_path(), self._origin(), name, slots)
                 self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._journal, self._lost)
                 self._incarnation.start()
             except Exception as problem:  # half of it may run: registering again would begin a second one beside it

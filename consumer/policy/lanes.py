@@ -25,6 +25,9 @@ from typing import Generic, Protocol, TypeVar
 from common.stream_id import rank
 from consumer.policy.quarantine import Isolation
 
+#: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for a longer time.
+_PATIENCE_S, _REST_S = 30.0, 120.0
+
 
 class HasId(Protocol):
     """A message, as far as lanes care."""
@@ -67,6 +70,7 @@ class LaneBoard(Generic[M]):
         self.ready = self._queue  # but for the time in which a lane is, or wants to be, alone
         self._apart: deque[tuple[Lane[M], Isolation]] = deque()
         self._isolated: Lane[M] | None = None  # the one that is not TOGETHER
+        self._silent_since_s: float | None = None  # nothing starts, because a lane wants to be alone and something still runs
         self.held_ids: set[bytes] = set()
         self._waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
@@ -138,10 +142,23 @@ class LaneBoard(Generic[M]):
         if self._put_back(lane, message):
             self._rejoin(lane)
             self._apart.append((lane, isolation))
-            self.let_in()
+            self._let_in()
 
-    def let_in(self) -> None:
+    def let_in(self, now_s: float) -> None:
         """Make the first lane that was set apart ready, if its time has come. To be asked when nothing is ready: only then it can have."""
+        self._let_in()
+        if self.ready is self._queue or self._isolated is not None:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = now_s
+        elif now_s - self._silent_since_s > _PATIENCE_S:  # something runs that may never end; the others must not wait for that
+            self._silent_since_s = None
+            self.ready = self._queue
+            for lane, _ in self._apart:
+                self._wait(lane, now_s + _REST_S)
+            self._apart.clear()
+
+    def _let_in(self) -> None:
         if not self._apart or self._isolated is not None:
             return
         lane, isolation = self._apart[0]
@@ -200,7 +217,7 @@ class LaneBoard(Generic[M]):
             lane = self.lanes.pop(ticket)
             self._empty(lane)
             self._rejoin(lane)
-        self.let_in()
+        self._let_in()
 
     def _empty(self, lane: Lane[M]) -> None:
         self.done([message.stream_id for message in (*lane.queue, *lane.early)])
@@ -226,7 +243,7 @@ class LaneBoard(Generic[M]):
         if lane.isolation:
             lane.isolation, self._isolated = Isolation.TOGETHER, None
             self.ready = self._queue
-            self.let_in()
+            self._let_in()
 
     def _settle(self, lane: Lane[M]) -> None:
         lane.forgotten = False

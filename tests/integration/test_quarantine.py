@@ -207,6 +207,22 @@ def test_of_many_failures_at_once_redis_gets_the_last_count_and_nothing_waits(st
     assert process.now.acker.is_flushed
 
 
+def test_counts_that_redis_will_not_take_hold_up_no_acknowledgement(stage: Stage, process: Process) -> None:
+    first, _ = hand_over(stage, process, T, U)
+    stage.link.call("RPUSH", stage.keys.attempts, "somebody else's")
+    for run in [process.begin(), process.begin()]:
+        if run.message.stream_id == first:
+            run.fail(ValueError("no"))
+        else:
+            run.succeed()
+    with pytest.raises(Exception, match="WRONGTYPE"):  # of the acknowledgement, which has happened: asked again, it is over
+        process.now.flush()
+    assert stage.world.pending() == {process.now.name: [first]}
+    process.now.flush()
+    assert process.now.acker.is_flushed
+    stage.link.call("DEL", stage.keys.attempts)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("has_journal", [True, False], ids=["journal", "no journal"])
 def test_exactly_the_killer_is_given_up_whatever_ran_beside_it(stage: Stage, tmp_path: Path, seed: int, has_journal: bool) -> None:

@@ -72,14 +72,14 @@ class TestAlone:
         runs = taken(board)
         a = set_apart(board, ALONE)
         board.add(b"C", entries(4))
-        board.let_in()
+        board.let_in(0.0)
         assert board.take() is None
         runs.queue.clear()
         board.release(runs)
-        board.let_in()
+        board.let_in(0.0)
         assert taken(board) is a
         assert a.isolation is ALONE
-        board.let_in()
+        board.let_in(0.0)
         assert board.take() is None, "it is alone"
         a.queue.clear()
         board.release(a)
@@ -91,7 +91,7 @@ class TestAlone:
         assert taken(board) is a
         message = a.queue.popleft()
         board.hold(a)
-        board.let_in()
+        board.let_in(0.0)
         assert (board.take(), board.running) == (None, 0)
         board.retry_held(a, message, 5.0)
         assert tickets(board) == [b"B"]
@@ -106,7 +106,7 @@ class TestAlone:
         board.release(a)
         b = set_apart(board, ALONE)
         assert (b.ticket, taken(board)) == (b"B", b)
-        board.let_in()
+        board.let_in(0.0)
         assert board.take() is None
         b.queue.clear()
         board.release(b)
@@ -118,12 +118,40 @@ class TestAlone:
         b, a = taken(board), taken(board)
         a.queue.popleft()
         board.set_apart(a, a.queue.popleft(), ALONE)
-        board.let_in()
+        board.let_in(0.0)
         assert board.take() is None, "B runs"
         board.hold(b)
-        board.let_in()
+        board.let_in(0.0)
         assert taken(board) is a
         assert (a.isolation, numbers(a.queue)) == (ALONE, [2])
+
+
+class TestPatience:
+    def test_what_never_ends_does_not_stop_the_others_for_ever(self) -> None:
+        board = filled(HANGS=entries(1), A=entries(2), B=entries(3), C=entries(4))
+        taken(board)
+        set_apart(board, ALONE)
+        board.let_in(100.0)
+        board.let_in(130.0)
+        assert board.take() is None
+        board.let_in(131.0)
+        assert tickets(board) == [b"B", b"C"]
+        assert board.wake_due(131.0) == 251.0
+        board.wake_due(251.0)
+        assert tickets(board) == [b"A"], "and is set apart again"
+
+    def test_the_wait_is_counted_anew_for_each(self) -> None:
+        board = filled(RUNS=entries(1), A=entries(2), B=entries(3))
+        runs = taken(board)
+        a = set_apart(board, ALONE)
+        board.let_in(100.0)
+        board.hold(runs)
+        board.let_in(120.0)
+        assert taken(board) is a
+        board.let_in(140.0)
+        board.release(a)
+        board.let_in(150.0)
+        assert tickets(board) == [b"B", b"A"]
 
 
 class TestQuiet:
@@ -165,7 +193,7 @@ class Quarantine:
 
     def take(self) -> None:
         if not self.board.ready:
-            self.board.let_in()
+            self.board.let_in(self.now_s)
         lane = self.board.take()
         if lane is None:
             return
