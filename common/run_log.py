@@ -2,12 +2,12 @@
 
 A record is one JSON object of columns, so that a batch of 1,000 costs one encoding. Columns, all of the same length: ``ids``, ``tickets``,
 ``fences``, ``attempts``, ``start_us``, ``end_us`` (microseconds since the epoch, on the consumer's clock); ``consumer`` is the incarnation.
-The column ``outcomes`` is there when not all are ``done``; an execution that ended with its process is ``crashed``, and its end is 0.
+The column ``outcomes`` is there where not all are ``done``; an execution that ended with its process is ``crashed``, and its end is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -43,16 +43,14 @@ class Executed(Protocol):
     def start_us(self) -> int: ...
     @property
     def end_us(self) -> int: ...
-    @property
-    def outcome(self) -> str: ...
 
 
-def encode(consumer: str, executed: Iterable[Executed]) -> bytes:
-    """A record of these executions."""
-    columns = [(e.stream_id.decode(), e.ticket.decode(), e.fence, e.attempt, e.start_us, e.end_us, e.outcome) for e in executed]
-    ids, tickets, fences, attempts, starts, ends, outcomes = zip(*columns, strict=True)
+def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] = ()) -> bytes:
+    """A record of these executions. ``outcomes``: one for each; none at all: all are done."""
+    columns = [(e.stream_id.decode(), e.ticket.decode(), e.fence, e.attempt, e.start_us, e.end_us) for e in executed]
+    ids, tickets, fences, attempts, starts, ends = zip(*columns, strict=True)
     record = {"consumer": consumer, "ids": ids, "tickets": tickets, "fences": fences, "attempts": attempts, "start_us": starts, "end_us": ends}
-    if outcomes.count(DONE) != len(outcomes):
+    if outcomes:
         record["outcomes"] = outcomes
     return orjson.dumps(record)
 

@@ -40,6 +40,11 @@ class GivenUp(NamedTuple):
     bury: Bury
 
 
+def _columns(failures: list[Failure]) -> tuple[list[Finished], list[str]]:
+    """Executions and their outcomes."""
+    return [item.run for item in failures], [item.outcome for item in failures]
+
+
 class Acker(Service):
     """Writes what handlers did. ``finished``, ``failed`` and ``give_up`` may be called from any thread; the rest is this thread's."""
 
@@ -163,7 +168,7 @@ class Acker(Service):
         while self._failed and len(self._noting) < BATCH:
             self._noting.append(self._failed[0])
             self._failed.popleft()
-        record = encode(self._incarnation, [item.run for item in self._noting]) if self._run_log_length else b""
+        record = encode(self._incarnation, *_columns(self._noting)) if self._run_log_length else b""
         try:
             self._steps.charge({item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length)
         except CommandRefused as refused:  # counts that Redis will never take must not hold up acknowledgements

@@ -53,6 +53,8 @@ class Message:
         *("losses", "plain", "slot", "start_us", "stream_id", "ticket"),
     )
 
+    start_us: int  # of the last start; not before there was one
+
     def __init__(
         self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, known: Attempts = NEVER
     ) -> None:
@@ -62,8 +64,7 @@ class Message:
         # Of former owners; ``attempt`` is counted up at each start, ``failures`` at each that ended badly.
         self.attempt, self.failures, self.crashes, self.losses = known
         self.plain = known is NEVER and flat is not None  # nothing speaks against starting it at once
-        self.slot = 0  # the journal's
-        self.start_us = self.first_ms = 0
+        self.slot = self.first_ms = 0  # the journal's slot; 0: none
         self.deadline: float | None = None
         self._flat = flat
         self._fields: dict[str, str] | None = None

@@ -165,7 +165,8 @@ class Executor:
         message.failures += not isinstance(problem, RetryLater)
         message.survived()
         decision = decide(problem, message.failures, self._policy, self._rng)
-        failure = Failure(_run_of(message, problem), message.known)
+        run = Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000)
+        failure = Failure(run, _outcome(problem), message.known)
         facts = {**message.facts(), "error": told(problem)[:500]}
         if isinstance(decision, Bury):
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
@@ -191,9 +192,6 @@ class Executor:
         event(log, "runner_broken", level=logging.CRITICAL, error=told(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
 
-def _run_of(message: Message, problem: BaseException) -> Finished:
-    """The execution that ended in ``problem``, for the run log."""
-    outcome = RETRY_LATER if isinstance(problem, RetryLater) else GAVE_UP if isinstance(problem, GiveUp) else FAILED
-    return Finished(
-        *(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000), outcome=outcome
-    )
+def _outcome(problem: BaseException) -> str:
+    """The word of the run log for an execution that ended in ``problem``."""
+    return RETRY_LATER if isinstance(problem, RetryLater) else GAVE_UP if isinstance(problem, GiveUp) else FAILED

@@ -57,7 +57,8 @@ class Predecessor:
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     """The script's call; what Redis did not know yet."""
     charged = charges(former.left, former.is_explained)
-    record = encode(former.incarnation, map(_run_of, former.left)) if former.left and run_log_length else b""
+    cut_off = former.left if run_log_length else []
+    record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""
     args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
     for left, attempts in charged:
         args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes)
@@ -67,4 +68,4 @@ def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length
 
 
 def _run_of(left: Left) -> Finished:
-    return Finished(left.ticket, left.stream_id, left.fence, left.before.starts, left.start_us, 0, outcome=CRASHED)
+    return Finished(left.ticket, left.stream_id, left.fence, left.before.starts, left.start_us, 0)

@@ -67,11 +67,10 @@ class Watchdog(Service):
         for message in hung:
             event(log, "handler_hangs", level=logging.ERROR, **message.facts())
         charged = {message.stream_id: Attempts(message.attempt, message.failures + 1) for message in hung}
-        runs = [
-            Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, 0, outcome=CRASHED) for message in hung
-        ]
+        runs = [Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, 0) for message in hung]
+        record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
         try:
-            self._steps.charge(charged, encode(self._steps.incarnation, runs) if self._run_log_length else b"", self._run_log_length)
+            self._steps.charge(charged, record, self._run_log_length)
             for message in hung:
                 self._journal.forget(message)
         except (OwnershipLost, RedisTrouble) as trouble:

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from common.attempts import Attempts
-from common.run_log import DONE
 
 
 class Finished(NamedTuple):
-    """A handler that ended. Times are microseconds since the epoch; ``outcome`` is a word of common/run_log.py."""
+    """A handler that ended. Times are microseconds since the epoch."""
 
     ticket: bytes
     stream_id: bytes
@@ -24,13 +23,14 @@ class Finished(NamedTuple):
     start_us: int
     end_us: int
     lane: Any = None  # the held lane, when the next message of the ticket must wait for the acknowledgement
-    outcome: str = DONE
 
 
 class Failure(NamedTuple):
-    """A start that did not end in success, and what is known of the message's attempts since. ``then`` is called when Redis knows it too."""
+    """A start that did not end in success, and what is known of the message's attempts since. ``outcome`` is a word of common/run_log.py;
+    ``then`` is called when Redis knows it too."""
 
     run: Finished
+    outcome: str
     attempts: Attempts
     then: Callable[[], None] | None = None
 

@@ -29,6 +29,10 @@ from consumer.policy.quarantine import Isolation
 _PATIENCE_S, _REST_S = 30.0, 120.0
 
 
+#: A member of an enum costs a look-up in Python 3.11, and lanes are made all the time.
+_TOGETHER, _ALONE = Isolation.TOGETHER, Isolation.ALONE
+
+
 class HasId(Protocol):
     """A message, as far as lanes care."""
 
@@ -51,7 +55,7 @@ class Lane(Generic[M]):
         self.last = -1  # rank of the last message queued
         self.forgotten = False  # while it runs: what runs is not its ticket's owner any more
         self.busy = False  # ready, running, waiting, held or apart: it is in one place only
-        self.isolation = Isolation.TOGETHER  # what it has now
+        self.isolation = _TOGETHER  # what it has now
 
     def merge_early(self) -> None:
         """Put late arrivals with lower ids to their places."""
@@ -162,7 +166,7 @@ class LaneBoard(Generic[M]):
         if not self._apart or self._isolated is not None:
             return
         lane, isolation = self._apart[0]
-        if isolation is Isolation.ALONE:
+        if isolation is _ALONE:
             if self.ready is self._queue:
                 self.ready = deque()  # nothing more starts
             if self.running:
@@ -241,7 +245,7 @@ class LaneBoard(Generic[M]):
     def _rejoin(self, lane: Lane[M]) -> None:
         """The end of its isolation."""
         if lane.isolation:
-            lane.isolation, self._isolated = Isolation.TOGETHER, None
+            lane.isolation, self._isolated = _TOGETHER, None
             self.ready = self._queue
             self._let_in()
 
