@@ -85,7 +85,9 @@ def runs_of(link: Link) -> list[Run]:
 
 
 def environ(**more: str) -> dict[str, str]:
-    return {"USHER_MAX_ATTEMPTS": str(_ATTEMPTS), "USHER_DEMO_WORK_MS": "4", "USHER_CONCURRENCY": "8", **more}
+    """Leases so long that on a slow machine, too, the successor of a process comes before anybody else gets its tickets."""
+    short = {"USHER_MAX_ATTEMPTS": str(_ATTEMPTS), "USHER_DEMO_WORK_MS": "4", "USHER_CONCURRENCY": "8"}
+    return {**short, "USHER_LEASE_SECONDS": "20", **more}
 
 
 @pytest.mark.parametrize("bad", ["abort", "hang"])
@@ -117,7 +119,8 @@ def test_of_a_thousand_messages_the_one_that_ends_its_process_is_given_up_and_no
 
 
 def test_kill_9_from_outside_ends_no_message(folder: Path, link: Link) -> None:
-    with Crew(folder, link.url, **environ(USHER_DEMO_WORK_MS="10")) as crew:
+    """Nor would it look otherwise to whoever is left: so three kills must stay below the attempts, whomever they hit."""
+    with Crew(folder, link.url, **environ(USHER_DEMO_WORK_MS="30", USHER_MAX_ATTEMPTS="5")) as crew:
         crew.start(1, ["c1", "c2"], "common.demo.handlers:record")
         good, last = send(link, 999, "nothing")
         for kills in range(1, 4):
