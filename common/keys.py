@@ -58,7 +58,8 @@ class Keys:
 
     @property
     def attempts(self) -> str:
-        """Hash: stream id -> attempts of a message that failed or ran in a crash. A field goes when its entry is done."""
+        """Hash: stream id -> attempts (see common/attempts.py) of a message that failed or ran in a crash. A field goes when its entry is
+        done. Written by charge (owner), note_crash (the owner's successor) and take_back (leader)."""
         return self.prefix + "attempts"
 
     @property
@@ -78,12 +79,17 @@ class Keys:
 
     @property
     def runs(self) -> str:
-        """Stream, capped: the run log, one entry per acknowledged batch. Written by ack."""
+        """Stream, capped: the run log, one entry per batch. Written by ack, charge and note_crash."""
         return self.prefix + "runs"
 
     def lease(self, incarnation: str) -> str:
         """String with PX: ``live``, ``draining`` or ``revoked``. Written by register, extended by renew."""
         return f"{self.prefix}lease:{incarnation}"
+
+    def noted(self, incarnation: str) -> str:
+        """Hash with PX: what was noted of a dead incarnation while it is being recovered. The field "" says that its journal spoke; each
+        other one is a ticket whose first message counts as lost. Written by note_crash and take_back; it goes with the last page."""
+        return f"{self.prefix}noted:{incarnation}"
 
     def inbox(self, incarnation: str) -> str:
         """Stream: hand-overs to this incarnation, ticket -> ``fence id id ...``. Written by hand_over, trimmed by its reader."""

@@ -14,7 +14,8 @@ import logging
 import re
 import sys
 import time
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import orjson
 
@@ -24,6 +25,20 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 _URL_PASSWORD = re.compile(r'(?<=://)([^/@:\s]*):[^\s"]+@')
 #: One among the options of a URL: ``?sentinel_password=...``, ``?password=...``.
 _OPTION_PASSWORD = re.compile(r'(?<=password=)[^&#\s"]+')
+
+
+class HasFacts(Protocol):
+    """What a line of a log can be about."""
+
+    @property
+    def in_hand(self) -> bool: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+
+#: What this thread, or this task, is at work on, as long as that says so itself: every line that is logged meanwhile tells its facts, whoever
+#: logs it. A thread that a handler starts does not inherit it, unless it runs in a ``contextvars.copy_context()``.
+in_hand: ContextVar[HasFacts | None] = ContextVar("usher_in_hand", default=None)
 
 
 def redacted(text: str) -> str:
@@ -78,6 +93,16 @@ class _Json(logging.Formatter):
             return redacted(json.dumps(document, default=_as_text))
 
 
+class _InHand(logging.Filter):
+    """Adds the facts of what is in hand; those that a line names itself stand."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        what = in_hand.get()
+        if what is not None and what.in_hand:
+            record.facts = {**what.facts(), **getattr(record, "facts", {})}
+        return True
+
+
 def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
@@ -91,6 +116,7 @@ def configure(program: str, level: str, style: str) -> None:
     """Send all records to stderr, as text for people (``style="human"``) or as JSON lines (``"json"``)."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(program) if style == "json" else _Human(program))
+    handler.addFilter(_InHand())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

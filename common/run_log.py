@@ -1,19 +1,22 @@
-"""The run log: start and end of every execution, one record per acknowledged batch.
+"""The run log: start and end of every execution, one record per batch that was written.
 
 A record is one JSON object of columns, so that a batch of 1,000 costs one encoding. Columns, all of the same length: ``ids``, ``tickets``,
 ``fences``, ``attempts``, ``start_us``, ``end_us`` (microseconds since the epoch, on the consumer's clock); ``consumer`` is the incarnation.
+The column ``outcomes`` is there where not all are ``done``; an execution that ended with its process is ``crashed``, and its end is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
 
+DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED = "done", "failed", "retry_later", "gave_up", "crashed"
+
 
 class Run(NamedTuple):
-    """One execution that was acknowledged."""
+    """One execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, crashed (it ended with its process)."""
 
     consumer: str
     ticket: str
@@ -22,6 +25,7 @@ class Run(NamedTuple):
     attempt: int
     start_us: int
     end_us: int
+    outcome: str = DONE
 
 
 class Executed(Protocol):
@@ -41,19 +45,20 @@ class Executed(Protocol):
     def end_us(self) -> int: ...
 
 
-def encode(consumer: str, executed: Iterable[Executed]) -> bytes:
-    """A record of these executions."""
+def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] = ()) -> bytes:
+    """A record of these executions. ``outcomes``: one for each; none at all: all are done."""
     columns = [(e.stream_id.decode(), e.ticket.decode(), e.fence, e.attempt, e.start_us, e.end_us) for e in executed]
     ids, tickets, fences, attempts, starts, ends = zip(*columns, strict=True)
-    return orjson.dumps(
-        {"consumer": consumer, "ids": ids, "tickets": tickets, "fences": fences, "attempts": attempts, "start_us": starts, "end_us": ends}
-    )
+    record = {"consumer": consumer, "ids": ids, "tickets": tickets, "fences": fences, "attempts": attempts, "start_us": starts, "end_us": ends}
+    if outcomes:
+        record["outcomes"] = outcomes
+    return orjson.dumps(record)
 
 
 def decode(record: bytes) -> Iterator[Run]:
     """The executions of a record."""
     columns = orjson.loads(record)
-    for entry_id, ticket, fence, attempt, start_us, end_us in zip(
-        columns["ids"], columns["tickets"], columns["fences"], columns["attempts"], columns["start_us"], columns["end_us"], strict=True
-    ):
-        yield Run(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us)
+    names = ("ids", "tickets", "fences", "attempts", "start_us", "end_us")
+    outcomes = columns.get("outcomes") or [DONE] * len(columns["ids"])
+    for entry_id, ticket, fence, attempt, start_us, end_us, outcome in zip(*(columns[name] for name in names), outcomes, strict=True):
+        yield Run(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome)

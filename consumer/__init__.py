@@ -4,11 +4,12 @@ Threads and what they own
 -------------------------
 ::
 
-    register  registrar.py     takes the consumer's name at a master, over HTTP; ends when that is done
+    register  registrar.py     takes the consumer's name at a master, over HTTP; before that, tells what the predecessor was running when it
+                               ended (predecessor.py); ends when that is done
     read      batch_reader.py  inbox -> bodies of exactly those ids -> lanes
     work-N    worker_pool.py   runs lanes: short handlers one after another on one thread, others side by side
     async     async_pool.py    the same for ``async def`` handlers, on one event loop
-    ack       acker.py         finished messages -> one ack script per batch; dead letters
+    ack       acker.py         finished messages -> one ack script per batch; failures -> one charge script per batch; dead letters
     report    reporter.py      tells the leader over HTTP what Redis has accepted
     beat      heartbeat.py     renews the lease, in step with real progress
     guard     lease_guard.py   ends the process when the lease can have ended
@@ -23,6 +24,20 @@ The inbox is the authority on what to run, in which order, under which fence; th
 starts only while the lease cannot have ended anywhere: its local end is counted from *before* the renewal was sent, on a clock that
 counts suspend. A lease that was lost is never taken up again: the process leaves and its successor is a new incarnation.
 
+Which attempts are counted, and to whom they are charged
+--------------------------------------------------------
+The write that records a start before a crash can happen is that into the journal (journal.py): a few bytes of a mapped file, just before
+the handler is called. A failure is written to Redis with the acker's next batch. When a process ends without knowing why, its successor on
+the same machine tells Redis what was running, before it takes the name: a handler that ran by itself is charged, several become suspects,
+and nobody is charged yet. A suspect runs again as the only one of its kind in a process; the second time, or when its last attempt is next,
+alone, and then its start is in Redis before it happens. Whoever returns or raises is no suspect any more. So the killer is given up after
+exactly max_attempts starts, and its neighbours keep their count (policy/quarantine.py). One exception: a crash in company proves nothing,
+so a message that comes to it with its last attempt gets one more.
+
+Without a journal (another machine, the state folder gone) the leader notes a loss for the first message of each ticket that was not
+acknowledged; after three of them it runs alone too. An end that the process explains (a stop, a lost lease, a watchdog) is nobody's fault
+but the watchdog's culprit's.
+
 What goes wrong, and what then
 ------------------------------
 ==============================  ===================================================================================================
@@ -30,7 +45,16 @@ Redis cannot be reached         running handlers finish, no new ones start when 
 a reply to an ack is lost       the same batch goes again before any later one; it is answered OK or GONE
 a master cannot be reached      nothing but speed is lost: reports go to the next one
 the handler raises              it is tried again in place, with backoff; its ticket waits, its slot does not
+the handler ends the process    the arbiter brings a new one within a second; see above
 the body of a message is gone   dead letter ``body_gone``, in its place in the order
 SIGTERM                         drain: no new starts, running ones finish, acknowledgements are flushed, the rest is given back
 ==============================  ===================================================================================================
 """
+
+from __future__ import annotations
+
+from common.errors import GiveUp, RetryLater
+from consumer.context import Message
+from consumer.options import handler
+
+__all__ = ["GiveUp", "Message", "RetryLater", "handler"]

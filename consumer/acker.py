@@ -1,6 +1,7 @@
-"""Acker: finished messages become acknowledged, one script per batch; given-up messages become dead letters.
+"""Acker: finished messages become acknowledged, one script per batch, and so do attempts that failed; given-up messages become dead letters.
 
 One batch is under way at a time; one whose reply was lost goes again, unchanged, before anything later (the script answers OK or GONE).
+Failures are noted before what finished, because a message may have failed first and succeeded then, and its acknowledgement forgets them.
 A dead letter is written after everything that finished before it, so that per ticket a prefix is acknowledged.
 """
 
@@ -21,7 +22,7 @@ from common.service import Service
 from consumer.context import Message
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.owner_steps import Buried, Letter, OwnerSteps
-from consumer.policy.acks import AckBatch, AckLedger, Finished
+from consumer.policy.acks import AckBatch, AckLedger, Failure, Finished
 from consumer.policy.outcome import Bury
 from consumer.reporter import Reporter
 
@@ -42,8 +43,13 @@ class GivenUp(NamedTuple):
     policy: str
 
 
+def _columns(failures: list[Failure]) -> tuple[list[Finished], list[str]]:
+    """Executions and their outcomes."""
+    return [item.run for item in failures], [item.outcome for item in failures]
+
+
 class Acker(Service):
-    """Writes what handlers did. ``finished`` and ``give_up`` may be called from any thread; the rest is this thread's."""
+    """Writes what handlers did. ``finished``, ``failed`` and ``give_up`` may be called from any thread; the rest is this thread's."""
 
     name = "ack"
     _IDLE_S = 2.0
@@ -69,6 +75,8 @@ class Acker(Service):
         self._run_log_length = run_log_length
         self._on_lost = on_lost
         self._ledger = AckLedger(BATCH)
+        self._failed: deque[Failure] = deque()
+        self._noting: list[Failure] = []  # this thread's: the failures that are under way
         self._given_up: deque[GivenUp] = deque()
         self._burying: deque[GivenUp] = deque()  # this thread's: given up, and what finished before is in the ledger
         self._writing = False
@@ -92,6 +100,13 @@ class Acker(Service):
         elif self._lingering and len(self._ledger) >= BATCH:
             self._full.set()
 
+    def failed(self, item: Failure) -> None:
+        """A handler raised."""
+        self._failed.append(item)
+        if item.then is not None:
+            self._full.set()
+        self.wake()
+
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
         """A message is given up; its lane is held. If its ticket does not simply go on, what is queued of it is not ours from now on: the
         script that comes takes it back, and may hand it to us again before we have seen its answer."""
@@ -105,7 +120,7 @@ class Acker(Service):
     @property
     def is_flushed(self) -> bool:
         """Nothing waits to be written."""
-        is_empty = not len(self._ledger) and not self._given_up and not self._burying
+        is_empty = not (len(self._ledger) or self._failed or self._noting or self._given_up or self._burying)
         return is_empty and not self._writing  # in this order: what left the ledger did so after _writing was set
 
     # ---- this thread ---------------------------------------------------------------------------------------------------------
@@ -136,10 +151,12 @@ class Acker(Service):
         self._lingering = False
 
     def _flush(self) -> None:
-        """Write all that is there now: first what finished, then the dead letters, which are behind it in their lanes."""
+        """Write all that is there now: first failures, then what finished, then the dead letters, which are behind it in their lanes."""
         while self._given_up:
             self._burying.append(self._given_up[0])
             self._given_up.popleft()
+        while self._noting or self._failed:
+            self._note_failures()
         for _ in range(self._ledger.batches):
             batch = self._ledger.next_batch()
             if batch is not None:
@@ -154,6 +171,21 @@ class Acker(Service):
                 self._burying.rotate(-1)
         if refused is not None:
             raise refused
+
+    def _note_failures(self) -> None:
+        """One batch of them. Of a message that failed more than once, Redis gets the last count and the run log every execution."""
+        while self._failed and len(self._noting) < BATCH:
+            self._noting.append(self._failed[0])
+            self._failed.popleft()
+        record = encode(self._incarnation, *_columns(self._noting)) if self._run_log_length else b""
+        try:
+            self._steps.charge({item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length)
+        except CommandRefused as refused:  # counts that Redis will never take must not hold up acknowledgements
+            event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._noting), why=str(refused))
+        noted, self._noting = self._noting, []
+        for item in noted:
+            if item.then is not None:
+                item.then()
 
     def _acknowledge(self, batch: AckBatch) -> None:
         record = encode(self._incarnation, batch.finished) if self._run_log_length else b""

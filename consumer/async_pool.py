@@ -83,8 +83,7 @@ class AsyncPool(Service):
         began_ns = time.monotonic_ns()
         count = 0
         while count < _SLICE and (message := executor.next_message(lane)) is not None:
-            if (unfit := executor.unfit(message)) is not None:
-                executor.bury(lane, message, unfit)
+            if not executor.admit(lane, message):
                 return
             start_us = time.time_ns() // 1000
             try:

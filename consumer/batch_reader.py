@@ -6,6 +6,7 @@ wake-up can be missed. The bodies come from the own pending list, exactly those 
 
 from __future__ import annotations
 
+from common.attempts import NEVER, Attempts, decode
 from common.keys import Keys
 from common.redis_client import Link
 from common.service import Service
@@ -93,7 +94,7 @@ class BatchReader(Service):
         parts = []
         for part in hand_overs:
             messages = [
-                Message(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease, attempts.get(entry_id, 0))
+                Message(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease, attempts.get(entry_id, NEVER))
                 for entry_id in part.ids
                 if entry_id in fresh
             ]
@@ -105,8 +106,8 @@ class BatchReader(Service):
         self.messages += len(wanted)
         return len(wanted)
 
-    def _bodies(self, wanted: list[bytes]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, int]]:
-        """Bodies by id (one that is missing, or None, has lost its body), and the attempts that former owners were charged."""
+    def _bodies(self, wanted: list[bytes]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, Attempts]]:
+        """Bodies by id (one that is missing, or None, has lost its body), and what is known of attempts under former owners."""
         reads = plan_reads(wanted, self._keeper.held_ids, self._highest)
         commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
         commands.append(("HMGET", self._keys.attempts, *wanted))
@@ -119,7 +120,7 @@ class BatchReader(Service):
                 raise reply
         for reply in read_replies:
             bodies.update(parse_own(reply))
-        attempts = {entry_id: int(count) for entry_id, count in zip(wanted, charged, strict=True) if count is not None}
+        attempts = {entry_id: decode(value) for entry_id, value in zip(wanted, charged, strict=True) if value is not None}
         self._read_on(wanted, bodies)
         self._look_in_the_stream(wanted, bodies)
         self._untrimmed = False

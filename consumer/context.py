@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from common.attempts import NEVER, Attempts
 from common.clock import now_s
 from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value
 
@@ -47,15 +48,23 @@ class Message:
     first start. ``deadline`` is the time.monotonic() by which the handler should be done, or None.
     """
 
-    __slots__ = ("_fields", "_flat", "_lease", "attempt", "deadline", "failures", "fence", "first_ms", "stream_id", "ticket")
+    __slots__ = (
+        *("_fields", "_flat", "_lease", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
+        *("losses", "plain", "slot", "start_us", "stream_id", "ticket"),
+    )
 
-    def __init__(self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, attempts: int = 0) -> None:
+    start_us: int  # of the last start; not before there was one
+
+    def __init__(
+        self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, known: Attempts = NEVER
+    ) -> None:
         self.ticket = ticket
         self.stream_id = stream_id
         self.fence = fence
-        self.attempt = attempts  # of former owners; counted up at each start
-        self.failures = attempts  # starts that ended badly; not those after which the handler asked to be called later
-        self.first_ms = 0
+        # Of former owners; ``attempt`` is counted up at each start, ``failures`` at each that ended badly.
+        self.attempt, self.failures, self.crashes, self.losses = known
+        self.plain = known is NEVER and flat is not None  # nothing speaks against starting it at once
+        self.slot = self.first_ms = 0  # the journal's slot; 0: none
         self.deadline: float | None = None
         self._flat = flat
         self._fields: dict[str, str] | None = None
@@ -100,6 +109,25 @@ class Message:
     def still_mine(self) -> bool:
         """Whether this process still owns the ticket. Ask before an effect that no fence guards; the answer can be old by the time you act."""
         return self._lease.holds()
+
+    @property
+    def known(self) -> Attempts:
+        """What is known of its attempts."""
+        return Attempts(self.attempt, self.failures, self.crashes, self.losses)
+
+    def survived(self) -> None:
+        """Its handler has ended, and this process has not: it is no suspect any more."""
+        self.crashes = self.losses = 0
+        self.plain = True
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether its handler runs, as far as the journal was told."""
+        return self.slot != 0
+
+    def facts(self) -> dict[str, Any]:
+        """What every line of a log says about it."""
+        return {"ticket": self.ticket_id, "id": self.id, "fence": self.fence, "attempt": self.attempt}
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of ticket {self.ticket_id!r}, fence {self.fence}, attempt {self.attempt}>"

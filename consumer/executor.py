@@ -1,4 +1,7 @@
-"""What every runner of lanes does around a handler call: may it start, what did it end in, what follows."""
+"""What every runner of lanes does around a handler call: may it start, what did it end in, what follows.
+
+A runner's turn: ``next_message``, ``admit`` (False: the lane is not the runner's any more), the handler, then ``succeeded`` or ``raised``.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,58 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
+from common.attempts import Attempts
 from common.clock import now_s
-from common.errors import RetryLater
-from common.log import event
+from common.errors import GiveUp, RedisTrouble, RetryLater
+from common.log import event, in_hand
+from common.redis_client import CommandRefused
+from common.run_log import FAILED, GAVE_UP, RETRY_LATER
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.acks import Finished
+from consumer.policy.acks import Failure, Finished
 from consumer.policy.outcome import Bury, RetryPolicy, decide, told
+from consumer.policy.quarantine import Isolation, isolation
 from consumer.tracing import traced
 
 log = logging.getLogger(__name__)
 
 
+#: After Redis could not be told of a start that must be told of: until the next try.
+_AGAIN_S = 0.5
+
+
+class Starts(Protocol):
+    """Where starts are written down before they happen (consumer/starts.py)."""
+
+    def started(self, message: Message, start_us: int) -> None: ...
+
+    def ended(self, message: Message) -> None: ...
+
+    def charge(self, message: Message, ahead: Attempts) -> bool:
+        """Write to Redis what will be true when ``message`` has started. False: it is not ours any more. Raises what ``Link.call`` raises."""
+
+
 class Accounts(Protocol):
-    """Where finished and given-up messages go (the acker)."""
+    """Where finished, failed and given-up messages go (the acker)."""
 
     def finished(self, item: Finished) -> None: ...
+
+    def failed(self, item: Failure) -> None: ...
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None: ...
 
 
 class Executor:
-    """Steps around a handler call. Used by many threads; it keeps no state of its own but the random generator."""
+    """Steps around a handler call. Used by many threads; it keeps no state of its own but what runs, and the random generator."""
 
     def __init__(
         self,
         keeper: LaneKeeper,
         accounts: Accounts,
+        starts: Starts,
         lease: OwnLease,
         policy: RetryPolicy,
         strict: bool,
@@ -44,6 +70,8 @@ class Executor:
     ) -> None:
         self.keeper = keeper
         self._accounts = accounts
+        self._starts = starts
+        self._note_start, self._note_end = starts.started, starts.ended
         self._lease = lease
         self._policy = policy
         self._rng = random.Random()
@@ -59,7 +87,7 @@ class Executor:
         return self._lease.may_start()
 
     def next_message(self, lane: MessageLane) -> Message | None:
-        """The message to start now, with its attempt counted; None when the lane is empty or nothing may start."""
+        """The message that comes next; None when the lane is empty or nothing may start."""
         if lane.early:
             self.keeper.merge_early(lane)
         queue = lane.queue
@@ -67,56 +95,98 @@ class Executor:
             return None
         lane.forgotten = False  # what is queued now came after that
         try:
-            message = queue.popleft()
+            return queue.popleft()
         except IndexError:  # the ticket was forgotten at this moment: somebody else has it
             return None
+
+    def admit(self, lane: MessageLane, message: Message) -> bool:
+        """Whether the handler may be called now; its start is counted and written down then. If not, the lane is not the runner's any more."""
+        if not message.plain and not self._may_have(lane, message):
+            return False
+        start_us = time.time_ns() // 1000
         message.attempt += 1
+        message.start_us = start_us
         if not message.first_ms:
-            message.first_ms = time.time_ns() // 1_000_000
+            message.first_ms = start_us // 1000
         if self._limit_s:
             message.deadline = time.monotonic() + self._limit_s
             self.running[id(message)] = message
-        return message
+        in_hand.set(message)
+        self._note_start(message, start_us)
+        return True
 
-    def unfit(self, message: Message) -> Bury | None:
-        """Why this message must not be started at all, if so: it lost its body, or all its attempts ended with their process."""
+    def _may_have(self, lane: MessageLane, message: Message) -> bool:
+        """The same question of a message with a past: it lost its body, its attempts are used up, or it is a suspect (quarantine.py)."""
         if message.body_is_gone:
-            message.attempt -= 1
-            return Bury("body_gone", "")
+            self.bury(lane, message, Bury("body_gone", ""))
+            return False
         if message.failures >= self._policy.max_attempts:
-            message.attempt -= 1
-            return Bury("attempts_exhausted", "its handler was ended with its process every time")
-        return None
+            self.bury(lane, message, Bury("attempts_exhausted", "its handler was ended with its process every time"))
+            return False
+        asked = isolation(message.known, self._policy.max_attempts)
+        if asked > lane.isolation:
+            self.keeper.set_apart(lane, message, asked)
+            return False
+        return asked is not Isolation.ALONE or self._charge_ahead(lane, message)
+
+    def _charge_ahead(self, lane: MessageLane, message: Message) -> bool:
+        """Charge a start that may end this process before it happens: then nothing can lose it."""
+        known = message.known
+        ahead = known._replace(starts=known.starts + 1).blamed()
+        try:
+            is_ours = self._starts.charge(message, ahead)
+        except (RedisTrouble, CommandRefused) as trouble:
+            event(log, "attempt_not_charged", level=logging.WARNING, **message.facts(), why=str(trouble))
+            self.keeper.retry(lane, message, now_s() + _AGAIN_S)
+            return False
+        if not is_ours:
+            self.keeper.done([message.stream_id])
+            self.keeper.release(lane, 0, 0.0)
+            return False
+        event(log, "suspect_runs_alone", **message.facts(), starts=ahead.starts, crashes=known.crashes, losses=known.losses)
+        return True
 
     def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int) -> bool:
         """The handler returned. True when the lane may go on, False when it is held until Redis has the acknowledgement."""
-        self._ended(message)
+        self._note_end(message)
+        if self._limit_s:
+            self.running.pop(id(message), None)
         self.handled += 1
-        held = lane if self.strict else None
-        if self.strict:
+        # A message with a past is held too: one that was charged ahead must not lose its success in the crash of another suspect.
+        held = lane if self.strict or not message.plain else None
+        if held is not None:
             self.keeper.hold(lane)
         self._accounts.finished(Finished(message.ticket, message.stream_id, message.fence, message.attempt, start_us, end_us, held))
         return held is None
 
     def raised(self, lane: MessageLane, message: Message, problem: BaseException) -> None:
         """The handler raised: the message is tried again in its place, or given up. Either way the lane is not the runner's any more."""
-        self._ended(message)
+        self._note_end(message)
+        self.running.pop(id(message), None)
         self.failed += 1
         message.failures += not isinstance(problem, RetryLater)
+        message.survived()
         decision = decide(problem, message.failures, self._policy, self._rng)
-        facts: dict[str, Any] = {"ticket": message.ticket_id, "id": message.id, "fence": message.fence, "attempt": message.attempt}
-        facts["error"] = told(problem)[:500]
+        run = Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000)
+        failure = Failure(run, _outcome(problem), message.known)
+        facts = {**message.facts(), "error": told(problem)[:500]}
         if isinstance(decision, Bury):
             decision = replace(decision, error_type=type(problem).__name__, traceback=traced(problem))
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
+            self._accounts.failed(failure)
             self.bury(lane, message, decision)
+            return
+        event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
+        due_s = now_s() + decision.wait_s
+        if lane.isolation is Isolation.ALONE:  # it was charged for a crash: nobody else may crash before that is mended
+            self.keeper.hold(lane)
+            self._accounts.failed(failure._replace(then=partial(self.keeper.retry_held, lane, message, due_s)))
         else:
-            event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
-            self.keeper.retry(lane, message, now_s() + decision.wait_s)
+            self._accounts.failed(failure)
+            self.keeper.retry(lane, message, due_s)
 
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
         """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""
-        self._ended(message)
         self.keeper.hold(lane)
         self._accounts.give_up(lane, message, decision)
 
@@ -125,6 +195,6 @@ class Executor:
         event(log, "runner_broken", level=logging.CRITICAL, error=told(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
 
-    def _ended(self, message: Message) -> None:
-        if self._limit_s:
-            self.running.pop(id(message), None)
+def _outcome(problem: BaseException) -> str:
+    """The word of the run log for an execution that ended in ``problem``."""
+    return RETRY_LATER if isinstance(problem, RetryLater) else GAVE_UP if isinstance(problem, GiveUp) else FAILED

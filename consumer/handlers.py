@@ -7,12 +7,13 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import common
 from common.errors import HandlerUnusable
 from consumer.context import Message
+from consumer.options import HandlerOptions, options_of
 
 Handle = Callable[[Message], Any]
 AsyncHandle = Callable[[Message], Awaitable[Any]]
@@ -25,6 +26,7 @@ class Handler:
     call: Callable[[Message], Any]
     is_async: bool
     spec: str
+    options: HandlerOptions = field(default_factory=HandlerOptions)
 
 
 def load_handler(spec: str) -> Handler:
@@ -48,7 +50,8 @@ def load_handler(spec: str) -> Handler:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
     _check_one_argument(spec, target)
     _check_runs(spec, target)
-    return Handler(target, inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)), spec)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+    return Handler(target, is_async, spec, options_of(target))
 
 
 def check_ran(result: object) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from common.clock import now_s
 from consumer.context import Message
 from consumer.policy.lanes import Lane, LaneBoard
+from consumer.policy.quarantine import Isolation
 
 MessageLane = Lane[Message]
 
@@ -77,6 +78,14 @@ class LaneKeeper:
             self._wake(len(self._board.ready))
         self.on_ready()
 
+    def retry_held(self, lane: MessageLane, message: Message, due_s: float) -> None:
+        """What this held lane waited for has happened; ``message`` comes first in it again, and nothing of it starts before ``due_s``."""
+        with self._changed:
+            self._board.retry_held(lane, message, due_s)
+            self._changed.notify()  # somebody must wait for just that long
+            self._wake(len(self._board.ready))
+        self.on_ready()
+
     def forget(self, tickets: Iterable[bytes]) -> None:
         """Others have these tickets."""
         with self.lock:
@@ -121,6 +130,8 @@ class LaneKeeper:
                 due_s = self._board.wake_due(now)
                 if self._paused or now >= until_s:
                     return None
+                if not self._board.ready:
+                    self._board.let_in(now)
                 if self._board.ready and (self._may_run() or self._runner_is_stuck()):
                     lane = self._board.take()
                     if lane is not None:
@@ -133,7 +144,10 @@ class LaneKeeper:
     def take_now(self) -> MessageLane | None:
         """A lane to run if one is ready. For an event loop, which must not wait here."""
         with self.lock:
-            self._board.wake_due(now_s())
+            now = now_s()
+            self._board.wake_due(now)
+            if not self._board.ready:
+                self._board.let_in(now)
             return None if self._paused else self._board.take()
 
     def next_due_s(self) -> float | None:
@@ -159,6 +173,14 @@ class LaneKeeper:
             self._note(0, 0.0)
             self._board.retry(lane, message, due_s)
             self._changed.notify()  # somebody must wait for just that long
+        self.on_ready()
+
+    def set_apart(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
+        """``message`` was not started: it comes first in the lane again, and runs only where nothing else than ``isolation`` allows does."""
+        with self._changed:
+            self._note(0, 0.0)
+            self._board.set_apart(lane, message, isolation)
+            self._changed.notify()
         self.on_ready()
 
     def merge_early(self, lane: MessageLane) -> None:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from common.attempts import Attempts, encode
 from common.errors import OwnershipLost
 from common.keys import Keys
 from common.registration import Registration
@@ -61,7 +62,7 @@ class OwnerSteps:
         self._scripts = scripts
         self._keys = keys
         self._registration = registration
-        self._incarnation = registration.incarnation
+        self.incarnation = self._incarnation = registration.incarnation
         self._lease = keys.lease(registration.incarnation)
 
     def renew(self, lease_ms: int) -> Renewal:
@@ -96,10 +97,15 @@ class OwnerSteps:
         self._check(reply)
         return Buried(reply)
 
-    def charge(self, attempts: Mapping[bytes, int]) -> None:
-        """Note attempts by message id, for the next owner."""
-        args = [part for pair in attempts.items() for part in pair]
-        self._check(self._scripts.run("charge", (self._lease, self._keys.attempts), args))
+    def charge(self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0) -> list[bytes]:
+        """Note attempts by message id, for the next owner. Returns the ids of those that are still ours."""
+        args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
+        for entry_id, known in attempts.items():
+            args += (entry_id, encode(known))
+        keys = self._keys
+        reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs), args)
+        self._check(reply[0])
+        return list(reply[1])
 
     def drain(self, lease_ms: int) -> None:
         """Refuse hand-overs from now on."""

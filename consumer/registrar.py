@@ -35,16 +35,20 @@ class Registrar(Service):
     name = "register"
     stalls_after_s = 60.0
 
-    def __init__(self, ask: Callable[[], Registration], masters: MasterClient, on_taken: Callable[[Taken], None]) -> None:
-        """``ask`` makes a registration with a uuid of its own."""
+    def __init__(
+        self, ask: Callable[[], Registration], masters: MasterClient, on_taken: Callable[[Taken], None], before: Callable[[], None] = lambda: None
+    ) -> None:
+        """``ask`` makes a registration with a uuid of its own. ``before`` must have succeeded before it is sent; then it does nothing more."""
         super().__init__()
         self._ask = ask
         self._asked = ask()
         self._masters = masters
         self._on_taken = on_taken
+        self._before = before
         self.is_done = False
 
     def run_once(self) -> float:
+        self._before()
         asked = self._asked
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}

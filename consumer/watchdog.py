@@ -1,7 +1,8 @@
 """Watchdog: a handler past its deadline ends in a killed process, not in a second delivery beside a hanging first one.
 
 A thread cannot be ended from outside. So the attempt is charged, everything that finished is acknowledged, and the process leaves; its
-successor, a new incarnation with the same name lock, gets the tickets back at once.
+successor, a new incarnation with the same name lock, gets the tickets back at once. The journal says who is to blame, should Redis not
+hear of it; what else ran then was only in the way.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from common.attempts import Attempts
 from common.errors import OwnershipLost, RedisTrouble
 from common.log import event
 from common.redis_client import Link
+from common.run_log import CRASHED, encode
 from common.service import Service
 from consumer.context import Message
+from consumer.journal import Journal
 from consumer.owner_steps import OwnerSteps
+from consumer.policy.acks import Finished
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +40,9 @@ class Watchdog(Service):
         steps: OwnerSteps,
         running: Callable[[], Iterable[Message]],
         is_flushed: Callable[[], bool],
+        journal: Journal,
         limit_s: float,
+        run_log_length: int,
         on_hung: Callable[[str], None],
     ) -> None:
         super().__init__()
@@ -43,6 +50,8 @@ class Watchdog(Service):
         self._steps = steps
         self._running = running
         self._is_flushed = is_flushed
+        self._journal = journal
+        self._run_log_length = run_log_length
         self._every_s = min(1.0, max(0.02, limit_s / 10))
         self._on_hung = on_hung
 
@@ -54,10 +63,16 @@ class Watchdog(Service):
         return self._every_s
 
     def _end(self, hung: list[Message]) -> None:
+        self._journal.blame(hung)
         for message in hung:
-            event(log, "handler_hangs", level=logging.ERROR, ticket=message.ticket_id, id=message.id, fence=message.fence, attempt=message.attempt)
+            event(log, "handler_hangs", level=logging.ERROR, **message.facts())
+        charged = {message.stream_id: Attempts(message.attempt, message.failures + 1) for message in hung}
+        runs = [Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, 0) for message in hung]
+        record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
         try:
-            self._steps.charge({message.stream_id: message.attempt for message in hung})
+            self._steps.charge(charged, record, self._run_log_length)
+            for message in hung:
+                self._journal.forget(message)
         except (OwnershipLost, RedisTrouble) as trouble:
             event(log, "attempt_not_charged", level=logging.WARNING, why=str(trouble))
         until_s = time.monotonic() + _FLUSH_S

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -16,7 +18,7 @@ from common.health import Health, judge
 from common.keys import Keys
 from common.log import event
 from common.metrics import Metrics
-from common.process import NameLock
+from common.process import NameLock, boot_id
 from common.redis_client import Link, SameServer
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
@@ -27,16 +29,20 @@ from consumer.batch_reader import BatchReader
 from consumer.context import OwnLease
 from consumer.drain import Drain
 from consumer.executor import Executor
-from consumer.handlers import load_handler
+from consumer.handlers import Handler, load_handler
 from consumer.heartbeat import Heartbeat
+from consumer.journal import Journal, read_journal
 from consumer.lane_keeper import LaneKeeper
 from consumer.lease_guard import LeaseGuard
 from consumer.master_client import MasterClient, MasterUnavailable
+from consumer.options import HandlerOptions, given
 from consumer.owner_steps import Letter, OwnerSteps
 from consumer.policy.outcome import RetryPolicy
+from consumer.predecessor import Predecessor
 from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
 from consumer.settings import ConsumerSettings
+from consumer.starts import StartBook
 from consumer.watchdog import Watchdog
 from consumer.web import create_app
 from consumer.worker_pool import LaneWorker
@@ -50,7 +56,14 @@ class Incarnation:
     """The services of one start of the consumer, from the moment its name is taken."""
 
     def __init__(
-        self, settings: ConsumerSettings, redis_url: str, taken: Taken, handler: Any, on_lost: Callable[[str], None], metrics: Metrics
+        self,
+        settings: ConsumerSettings,
+        redis_url: str,
+        taken: Taken,
+        handler: Handler,
+        journal: Journal,
+        on_lost: Callable[[str], None],
+        metrics: Metrics,
     ) -> None:
         name = taken.registration.incarnation
         keys = Keys(settings.ticket_stream, settings.group)
@@ -67,6 +80,7 @@ class Incarnation:
 
         self.name = name
         self.is_over = False
+        self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.keeper = LaneKeeper()
         self.reporter = Reporter(_masters(settings, taken.leader_url), name)
@@ -76,8 +90,10 @@ class Incarnation:
         )
         self.bell = Bell(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
         self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
-        policy = RetryPolicy(settings.max_attempts, settings.retry_seconds, settings.retry_cap_seconds)
-        self.executor = Executor(self.keeper, self.acker, self.lease, policy, settings.ack_mode == "strict", settings.handler_seconds, on_lost)
+        alone_link = link("alone")
+        self._starts = StartBook(journal, alone_link, steps(alone_link))
+        policy, limit_s = _terms(settings, handler.options)
+        self.executor = Executor(self.keeper, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
@@ -87,13 +103,13 @@ class Incarnation:
             else [LaneWorker(number, self.executor, handler.call) for number in range(settings.concurrency)]
         )
         self.watch: list[Service] = []
-        if settings.handler_seconds:
-            watch_link = link("watch")
-            running = self.executor.running
-            watchdog = Watchdog(
-                watch_link, steps(watch_link), lambda: list(running.values()), lambda: self.acker.is_flushed, settings.handler_seconds, on_lost
+        if limit_s:
+            watch_link, running = link("watch"), self.executor.running
+            dog = Watchdog(
+                *(watch_link, steps(watch_link), lambda: list(running.values()), lambda: self.acker.is_flushed),
+                *(journal, limit_s, settings.run_log_length, on_lost),
             )
-            self.watch.append(watchdog)
+            self.watch.append(dog)
         self._drain_link = link("drain")
         self._drain_steps = steps(self._drain_link)
         self._drain = Drain(self._drain_steps, self.keeper, self.reader, self.acker, int(taken.lease_s * 1000), self._deregister)
@@ -112,6 +128,7 @@ class Incarnation:
         """Drain, then end every thread; those in a handler are not waited for any longer. While such a one runs the guard watches on: it
         ends the process, if that is still there, when another owner may begin."""
         drained = self._drain.run(grace_s, self._say_goodbye)
+        self._journal.explain()  # what still runs is cut off by us
         ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
         for service in ending:
             service.stop()
@@ -119,6 +136,7 @@ class Incarnation:
         for service in ending:
             service.join(max(0.0, until_s - now_s()))
         self.reader.close()
+        self._starts.close()
         self._drain_link.close()
         self._goodbye.close()
 
@@ -156,6 +174,7 @@ class ConsumerProgram:
         self._leave = leave
         self._handler = load_handler(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
+        self._journal: Journal | None = None
         self._incarnation: Incarnation | None = None
         self._registrar: Registrar | None = None
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
@@ -168,8 +187,25 @@ class ConsumerProgram:
         settings = self._settings
         health_url = settings.health_url or f"http://{f'[{host}]' if ':' in host else host}:{port}/api/health"
         event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
-        self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin)
+        self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin, self._predecessor())
         self._registrar.start()
+
+    def _predecessor(self) -> Callable[[], None]:
+        """Tells what the former process of our name was running when it ended, if it left a journal and we hold its lock."""
+        settings, path = self._settings, self._journal_path()
+        former = read_journal(path, self._origin()) if path is not None else None
+        if former is None:
+            return lambda: None
+        return Predecessor(self._redis_url, Keys(settings.ticket_stream, settings.group), former, settings.run_log_length).tell
+
+    def _origin(self) -> str:
+        """What a journal must say to be believed: of this boot, and of this stream and group, where another consumer of our name may have been."""
+        prefix = Keys(self._settings.ticket_stream, self._settings.group).prefix
+        return f"{boot_id()} {hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
+
+    def _journal_path(self) -> Path | None:
+        """Beside the name lock; None where that proves nothing."""
+        return self._lock.path.with_suffix(".journal") if self._lock.acquire() not in (None, NO_LOCK) else None
 
     def _ask(self, health_url: str) -> Registration:
         """A registration under a uuid of its own, with the evidence of this moment."""
@@ -196,7 +232,9 @@ class ConsumerProgram:
             if self._stopped:
                 return  # nothing was handed over yet, or the leader takes it back when the lease ends
             try:
-                self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._lost, self._metrics)
+                name, slots = taken.registration.incarnation, self._settings.concurrency
+                self._journal = Journal(self._journal_path(), self._origin(), name, slots)
+                self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._journal, self._lost, self._metrics)
                 self._incarnation.start()
             except Exception as problem:  # half of it may run: registering again would begin a second one beside it
                 self._lost(f"it could not be started: {type(problem).__name__}: {problem}")
@@ -207,6 +245,8 @@ class ConsumerProgram:
         incarnation = self._incarnation
         if incarnation is not None and incarnation.is_over:
             return
+        if self._journal is not None:
+            self._journal.explain()
         self._leave(why)  # it also logs: a log that blocks must not keep this process here
 
     def _health(self) -> Health:
@@ -234,6 +274,12 @@ class ConsumerProgram:
                 "dead_letters": incarnation.acker.dead_letters,
             }
         return facts
+
+
+def _terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
+    """What holds for the handler: attempts and waits, and the longest it may run."""
+    base_s, cap_s = given(asked.backoff_s, settings.retry_seconds), given(asked.backoff_cap_s, settings.retry_cap_seconds)
+    return RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s), given(asked.deadline_s, settings.handler_seconds)
 
 
 def _masters(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:

@@ -53,8 +53,7 @@ class LaneWorker(Service):
             message = executor.next_message(lane)
             if message is None:
                 break
-            if (unfit := executor.unfit(message)) is not None:
-                executor.bury(lane, message, unfit)
+            if not executor.admit(lane, message):
                 return
             start_us = end_us
             try:

@@ -1,4 +1,5 @@
-"""Janitor: forgets dead incarnations once nothing is pending for them. Redis would keep a name in the group for every restart there ever was."""
+"""Janitor: forgets dead incarnations once nothing is pending for them, and attempts of messages that are over without having been ended by
+their owner. Redis would keep a name in the group for every restart there ever was, and a field for every such message."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ from master.roster import read_roster
 
 log = logging.getLogger(__name__)
 
+#: Attempts looked at in one turn, or about as many.
+_PAGE = 500
+
 
 class Janitor(Service):
     """Reaps while this master leads. Its step carries the epoch, and a lost reply is no doubt: asking again gives the same."""
@@ -32,6 +36,7 @@ class Janitor(Service):
         self._keys = keys
         self._lead = lead
         self._every_s = every_s
+        self._cursor = b"0"
         self.stalls_after_s = max(10.0, 4 * every_s)
         self.reaped = 0
 
@@ -39,7 +44,9 @@ class Janitor(Service):
         epoch = self._lead.epoch
         if epoch is not None:
             try:
-                self._reap(LeaderSteps(self._scripts, self._keys, epoch, ""))
+                steps = LeaderSteps(self._scripts, self._keys, epoch, "")
+                self._reap(steps)
+                self._cursor, _ = steps.forget_attempts(self._cursor, _PAGE)
             except Fenced:
                 self._lead.lost(epoch)
             except GroupMissing:

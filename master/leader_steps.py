@@ -133,7 +133,10 @@ class LeaderSteps:
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        script_keys = (
+            *(keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead),
+            *(keys.attempts, keys.noted(incarnation)),
+        )
         reply = self._run("take_back", script_keys, (incarnation, count, *self._reading))
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
@@ -179,6 +182,12 @@ class LeaderSteps:
         keys = self._keys
         script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers)
         return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
+
+    def forget_attempts(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+        """Forget the attempts of messages that are over: a page from ``cursor``. Returns the next cursor, and whose went. Raises GroupMissing."""
+        keys = self._keys
+        _, following, gone = self._run("forget_attempts", (keys.stream, keys.leader, keys.attempts), (cursor, count))
+        return following, list(gone)
 
     def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
         return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))

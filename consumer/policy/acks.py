@@ -7,11 +7,14 @@ under way at a time, and one that is unsure goes again, unchanged, before anythi
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from common.attempts import Attempts
 
 
 class Finished(NamedTuple):
-    """A handler that returned. Times are microseconds since the epoch."""
+    """A handler that ended. Times are microseconds since the epoch."""
 
     ticket: bytes
     stream_id: bytes
@@ -20,6 +23,16 @@ class Finished(NamedTuple):
     start_us: int
     end_us: int
     lane: Any = None  # the held lane, when the next message of the ticket must wait for the acknowledgement
+
+
+class Failure(NamedTuple):
+    """A start that did not end in success, and what is known of the message's attempts since. ``outcome`` is a word of common/run_log.py;
+    ``then`` is called when Redis knows it too."""
+
+    run: Finished
+    outcome: str
+    attempts: Attempts
+    then: Callable[[], None] | None = None
 
 
 class AckBatch(NamedTuple):

@@ -6,6 +6,11 @@ What a lane is doing::
                          |                   (forgotten) nothing waits
                          +--hold until t---> waiting      a retry: the ticket waits, the slot does not
                          +--hold-----------> held         an acknowledgement or a dead letter must be in Redis first
+                         +--set apart------> apart        its first message must not run beside just anything (quarantine.py)
+
+A lane that was apart has its isolation from when it may be taken until it is ready again. For one that must be alone, ``ready`` is
+another queue meanwhile: empty while anything runs, then with that lane in it, then empty again. So whoever looks for a ready lane need
+not know about any of this, and a board without suspects does nothing for it.
 
 The ids a board holds are those that were handed over and are not yet acknowledged; a second hand-over of one is ignored.
 """
@@ -18,6 +23,14 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from common.stream_id import rank
+from consumer.policy.quarantine import Isolation
+
+#: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for a longer time.
+_PATIENCE_S, _REST_S = 30.0, 120.0
+
+
+#: A member of an enum costs a look-up in Python 3.11, and lanes are made all the time.
+_TOGETHER, _ALONE = Isolation.TOGETHER, Isolation.ALONE
 
 
 class HasId(Protocol):
@@ -33,7 +46,7 @@ M = TypeVar("M", bound=HasId)
 class Lane(Generic[M]):
     """One ticket's queue. ``queue`` belongs to whoever runs the lane; others may only append to it, or put into ``early``."""
 
-    __slots__ = ("busy", "early", "forgotten", "last", "queue", "ticket")
+    __slots__ = ("busy", "early", "forgotten", "isolation", "last", "queue", "ticket")
 
     def __init__(self, ticket: bytes) -> None:
         self.ticket = ticket
@@ -41,7 +54,8 @@ class Lane(Generic[M]):
         self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
         self.last = -1  # rank of the last message queued
         self.forgotten = False  # while it runs: what runs is not its ticket's owner any more
-        self.busy = False  # ready, running, waiting or held: it is in one place only
+        self.busy = False  # ready, running, waiting, held or apart: it is in one place only
+        self.isolation = _TOGETHER  # what it has now
 
     def merge_early(self) -> None:
         """Put late arrivals with lower ids to their places."""
@@ -56,7 +70,11 @@ class LaneBoard(Generic[M]):
 
     def __init__(self) -> None:
         self.lanes: dict[bytes, Lane[M]] = {}
-        self.ready: deque[Lane[M]] = deque()
+        self._queue: deque[Lane[M]] = deque()
+        self.ready = self._queue  # but for the time in which a lane is, or wants to be, alone
+        self._apart: deque[tuple[Lane[M], Isolation]] = deque()
+        self._isolated: Lane[M] | None = None  # the one that is not TOGETHER
+        self._silent_since_s: float | None = None  # nothing starts, because a lane wants to be alone and something still runs
         self.held_ids: set[bytes] = set()
         self._waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
@@ -88,7 +106,7 @@ class LaneBoard(Generic[M]):
         self.held_ids.update([message.stream_id for message in messages])
         if not lane.busy:
             lane.busy = True
-            self.ready.append(lane)
+            self._queue.append(lane)
 
     def take(self) -> Lane[M] | None:
         """A lane to run, or None."""
@@ -115,23 +133,58 @@ class LaneBoard(Generic[M]):
     def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
         """Its runner is done with it; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket was forgotten while
         the message ran, the message is dropped."""
-        if lane.forgotten:
-            self.done([message.stream_id])
-            self.release(lane)
-        else:
-            lane.queue.appendleft(message)
-            self.hold_until(lane, due_s)
+        self.running -= 1
+        self.retry_held(lane, message, due_s)
+
+    def retry_held(self, lane: Lane[M], message: M, due_s: float) -> None:
+        """The same for a held lane: what it waited for has happened."""
+        if self._put_back(lane, message):
+            self._wait(lane, due_s)
 
     def hold_until(self, lane: Lane[M], due_s: float) -> None:
         """Its runner is done with it; it is ready again at ``due_s``."""
         self.running -= 1
-        self._order += 1
-        heapq.heappush(self._waiting, (due_s, self._order, lane))
+        self._wait(lane, due_s)
+
+    def set_apart(self, lane: Lane[M], message: M, isolation: Isolation) -> None:
+        """Its runner is done with it, without having started ``message``, which is first in it again and runs in ``isolation`` only."""
+        self.running -= 1
+        if self._put_back(lane, message):
+            self._rejoin(lane)
+            self._apart.append((lane, isolation))
+            self._let_in()
+
+    def let_in(self, now_s: float) -> None:
+        """Make the first lane that was set apart ready, if its time has come. To be asked when nothing is ready: only then it can have."""
+        self._let_in()
+        if self.ready is self._queue or self._isolated is not None:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = now_s
+        elif now_s - self._silent_since_s > _PATIENCE_S:  # something runs that may never end; the others must not wait for that
+            self._silent_since_s = None
+            self.ready = self._queue
+            for lane, _ in self._apart:
+                self._wait(lane, now_s + _REST_S)
+            self._apart.clear()
+
+    def _let_in(self) -> None:
+        if not self._apart or self._isolated is not None:
+            return
+        lane, isolation = self._apart[0]
+        if isolation is _ALONE:
+            if self.ready is self._queue:
+                self.ready = deque()  # nothing more starts
+            if self.running:
+                return
+        self._apart.popleft()
+        self._isolated, lane.isolation = lane, isolation
+        self.ready.append(lane)
 
     def wake_due(self, now_s: float) -> float | None:
         """Make lanes ready whose time has come. Returns when the next one is due, or None."""
         while self._waiting and self._waiting[0][0] <= now_s:
-            self.ready.append(heapq.heappop(self._waiting)[2])
+            self._queue.append(heapq.heappop(self._waiting)[2])
         return self._waiting[0][0] if self._waiting else None
 
     def done(self, ids: Iterable[bytes]) -> None:
@@ -148,7 +201,8 @@ class LaneBoard(Generic[M]):
 
     def quiet(self) -> dict[bytes, list[bytes]]:
         """Per ticket that does not run: its queued ids in order. For a drain; retries that wait count as quiet."""
-        held = {lane.ticket for lane in self.ready} | {lane.ticket for _, _, lane in self._waiting}
+        held = {lane.ticket for lane in (*self._queue, *self.ready)}
+        held |= {lane.ticket for _, _, lane in self._waiting} | {lane.ticket for lane, _ in self._apart}
         found = {}
         for ticket in held:
             lane = self.lanes[ticket]
@@ -160,21 +214,53 @@ class LaneBoard(Generic[M]):
     def drop_quiet(self, tickets: Iterable[bytes]) -> None:
         """These tickets were given back."""
         gone = set(tickets)
-        self.ready = deque(lane for lane in self.ready if lane.ticket not in gone)
+        for queue in (self._queue, self.ready):
+            kept = [lane for lane in queue if lane.ticket not in gone]
+            queue.clear()
+            queue.extend(kept)
+        self._apart = deque(item for item in self._apart if item[0].ticket not in gone)
+        if self._isolated is None:
+            self.ready = self._queue  # who wanted to be alone may be gone
         self._waiting = [item for item in self._waiting if item[2].ticket not in gone]
         heapq.heapify(self._waiting)
         for ticket in gone:
-            self._empty(self.lanes.pop(ticket))
+            lane = self.lanes.pop(ticket)
+            self._empty(lane)
+            self._rejoin(lane)
+        self._let_in()
 
     def _empty(self, lane: Lane[M]) -> None:
         self.done([message.stream_id for message in (*lane.queue, *lane.early)])
         lane.queue.clear()
         lane.early.clear()
 
+    def _put_back(self, lane: Lane[M], message: M) -> bool:
+        """``message`` is first in the lane again. False: the ticket is another's, so it is dropped, and the lane is settled."""
+        if lane.forgotten:
+            self.done([message.stream_id])
+            self._settle(lane)
+            return False
+        lane.queue.appendleft(message)
+        return True
+
+    def _wait(self, lane: Lane[M], due_s: float) -> None:
+        self._order += 1
+        heapq.heappush(self._waiting, (due_s, self._order, lane))
+        self._rejoin(lane)
+
+    def _rejoin(self, lane: Lane[M]) -> None:
+        """The end of its isolation."""
+        if lane.isolation:
+            lane.isolation, self._isolated = _TOGETHER, None
+            self.ready = self._queue
+            self._let_in()
+
     def _settle(self, lane: Lane[M]) -> None:
         lane.forgotten = False
+        if lane.isolation:
+            self._rejoin(lane)
         if lane.queue or lane.early:
-            self.ready.append(lane)
+            self._queue.append(lane)
         else:
             lane.busy = False
             if self.lanes.get(lane.ticket) is lane:

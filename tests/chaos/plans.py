@@ -444,7 +444,6 @@ PLANS: tuple[Plan, ...] = (
         load=Load(rate=100, work_ms=20),
         seconds=4.0,
         brief=False,
-        known="an attempt that ends with its process is not counted (DESIGN 5.13): the message comes again for ever",
     ),
     Plan("K13", "memory full", no_memory, ("full", "refused_sends", "effects_while_full"), strict=True),
     Plan(

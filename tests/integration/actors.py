@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common.clock import now_s
@@ -25,11 +26,13 @@ from consumer.batch_reader import BatchReader
 from consumer.context import Message, OwnLease
 from consumer.drain import Drain
 from consumer.executor import Executor
+from consumer.journal import Journal
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.master_client import MasterClient
 from consumer.owner_steps import OwnerSteps
 from consumer.policy.outcome import RetryPolicy
 from consumer.reporter import Reporter
+from consumer.starts import StartBook
 from master.dispatcher import Changed, Dispatcher, Limits, Report
 from master.elector import Elector, Lead
 from master.halts import ChangeWatch
@@ -174,6 +177,10 @@ class History:
         """Ids of a ticket in the order of their starts, with repetitions."""
         return [run.id for run in self.starts if run.ticket == ticket]
 
+    def ids_of_all(self) -> list[bytes]:
+        """Ids of all starts."""
+        return [run.id for run in self.starts]
+
     def first_starts(self, ticket: bytes) -> list[bytes]:
         return list(dict.fromkeys(self.ids(ticket)))
 
@@ -216,7 +223,16 @@ class ConsumerActor:
     """One incarnation: reader, lanes, executor, acker, drain; no thread, and no handler but what the test does with a Run."""
 
     def __init__(
-        self, url: str, keys: Keys, registration: Registration, history: History, *, strict: bool = False, max_attempts: int = 3, policy: str = SKIP
+        self,
+        url: str,
+        keys: Keys,
+        registration: Registration,
+        history: History,
+        *,
+        strict: bool = False,
+        max_attempts: int = 3,
+        journal: Path | None = None,
+        policy: str = SKIP,
     ) -> None:
         self.registration = registration
         self.incarnation = registration.incarnation
@@ -230,7 +246,9 @@ class ConsumerActor:
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
         self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, 0.0, 1000, self.lost.append)
         self.acker.policy = policy
-        self.executor = Executor(self.keeper, self.acker, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0, self.lost.append)
+        self.journal = Journal(journal, "", self.incarnation, registration.slots)
+        starts = StartBook(self.journal, self.link, self.steps)
+        self.executor = Executor(self.keeper, self.acker, starts, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0, self.lost.append)
         self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
         self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, LEASE_MS)
         self.runs: list[Run] = []
@@ -252,9 +270,7 @@ class ConsumerActor:
         if message is None:
             self.keeper.release(lane, 0, 0.0)
             return None
-        unfit = self.executor.unfit(message)
-        if unfit is not None:
-            self.executor.bury(lane, message, unfit)
+        if not self.executor.admit(lane, message):
             return None
         run = Run(self, lane, message)
         self.runs.append(run)

@@ -1,85 +1,110 @@
-"""charge.lua: the attempts of messages whose handlers hang survive the process that is about to be killed."""
+"""charge.lua: attempts that failed, that are about to be killed with their process, or that are about to begin alone."""
 
 from __future__ import annotations
 
 import pytest
 
+from common.attempts import Attempts, decode
 from common.errors import OwnershipLost
 from common.streams import pairs
-from tests.integration.factories import World
+from master.leader_steps import LeaderSteps
+from tests.integration.factories import Owner, World
 from tests.integration.memory import full_memory
 
 
-def attempts(world: World) -> dict[bytes, bytes]:
-    return pairs(world.link.call("HGETALL", world.keys.attempts))
+def attempts(world: World) -> dict[bytes, Attempts]:
+    return {entry_id: decode(value) for entry_id, value in pairs(world.link.call("HGETALL", world.keys.attempts)).items()}
 
 
-def test_attempts_are_noted_by_message(world: World) -> None:
-    owner = world.join("a")
-    owner.steps.charge({b"1-1": 1, b"1-10": 3})
-    assert attempts(world) == {b"1-1": b"1", b"1-10": b"3"}
+@pytest.fixture
+def leader(world: World) -> LeaderSteps:
+    return world.elect()
 
 
-def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_neighbours_are_not_charged(world: World) -> None:
-    owner = world.join("a")
-    owner.steps.charge({b"1-1": 1, b"2-1": 1})
-    owner.steps.charge({b"1-1": 2})
-    assert attempts(world) == {b"1-1": b"2", b"2-1": b"1"}
+@pytest.fixture
+def owner(world: World, leader: LeaderSteps) -> Owner:
+    """It has 1-1, 1-10 and 2-1."""
+    owner = world.join("a", lock="boot:1:2:100")
+    world.owned(leader, owner, b"T", b"1-1", b"1-10", b"2-1")
+    return owner
 
 
-def test_the_same_call_twice_counts_once(world: World) -> None:
-    owner = world.join("a")
-    owner.steps.charge({b"1-1": 2})
+def test_attempts_are_noted_by_message(world: World, owner: Owner) -> None:
+    assert owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(3, 2, 1, 1)}) == [b"1-1", b"1-10"]
+    assert attempts(world) == {b"1-1": Attempts(1, 1), b"1-10": Attempts(3, 2, 1, 1)}
+
+
+def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_neighbours_are_not_charged(world: World, owner: Owner) -> None:
+    owner.steps.charge({b"1-1": Attempts(3, 3, 2), b"2-1": Attempts(1, 1)})
+    owner.steps.charge({b"1-1": Attempts(3, 1)})  # it was charged ahead, and survived
+    assert attempts(world) == {b"1-1": Attempts(3, 1), b"2-1": Attempts(1, 1)}
+
+
+def test_the_same_call_twice_counts_once_and_is_in_the_run_log_once(world: World, owner: Owner) -> None:
+    owner.steps.charge({b"1-1": Attempts(2, 1)}, b"run", 100)
     with world.unchanged():
-        owner.steps.charge({b"1-1": 2})
+        owner.steps.charge({b"1-1": Attempts(2, 1)}, b"run", 100)
+    assert [pairs(fields) for _, fields in world.link.call("XRANGE", world.keys.runs, "-", "+")] == [{b"batch": b"run"}]
 
 
-def test_after_the_end_of_its_lease_an_owner_charges_nothing(world: World) -> None:
-    owner = world.join("a")
+def test_what_is_not_pending_for_it_is_not_noted(world: World, leader: LeaderSteps, owner: Owner) -> None:
+    """Acknowledged, never heard of, parked, or another's: the field would stay for ever, or be wrong."""
+    other = world.join("b")
+    world.owned(leader, other, b"U", b"5-1")
+    world.parked(leader, b"V", b"6-1")
+    owner.steps.ack({b"T": [b"1-1"]}, b"", 0)
+    with world.unchanged():
+        assert owner.steps.charge({entry_id: Attempts(1, 1) for entry_id in (b"1-1", b"5-1", b"6-1", b"99-1")}, b"run", 100) == []
+    assert owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(1, 1)}) == [b"1-10"]
+
+
+def test_while_the_group_is_gone_nothing_is_noted_and_nothing_is_held_up(world: World, owner: Owner) -> None:
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    assert owner.steps.charge({b"1-1": Attempts(1, 1)}, b"run", 100) == []
+    assert attempts(world) == {}
+    world.apart_because = "the group is gone"
+    world.make_group()
+
+
+def test_after_the_end_of_its_lease_an_owner_charges_nothing(world: World, owner: Owner) -> None:
     world.end_lease(owner)
     with world.unchanged(), pytest.raises(OwnershipLost):
-        owner.steps.charge({b"1-1": 1})
+        owner.steps.charge({b"1-1": Attempts(1, 1)})
 
 
-def test_a_successor_of_the_same_name_does_not_let_the_former_incarnation_charge(world: World) -> None:
-    former = world.join("a", lock="boot:1:2:1")
-    world.join("a", lock="boot:1:2:2")
+def test_a_successor_of_the_same_name_does_not_let_the_former_incarnation_charge(world: World, owner: Owner) -> None:
+    world.join("a", lock="boot:1:2:200")
     with world.unchanged(), pytest.raises(OwnershipLost):
-        former.steps.charge({b"1-1": 1})
+        owner.steps.charge({b"1-1": Attempts(1, 1)})
 
 
 @pytest.mark.parametrize("state", ["draining", "revoked"])
-def test_while_its_lease_lives_an_owner_charges_also_when_it_is_leaving(world: World, state: str) -> None:
+def test_while_its_lease_lives_an_owner_charges_also_when_it_is_leaving(world: World, leader: LeaderSteps, owner: Owner, state: str) -> None:
     """Until the lease has ended nobody else can have started the message."""
-    owner = world.join("a")
     if state == "draining":
         owner.steps.drain(60_000)
     else:
-        world.elect().revoke(owner.incarnation)
-    owner.steps.charge({b"1-1": 1})
-    assert attempts(world) == {b"1-1": b"1"}
+        leader.revoke(owner.incarnation)
+    owner.steps.charge({b"1-1": Attempts(1, 1)})
+    assert attempts(world) == {b"1-1": Attempts(1, 1)}
 
 
-def test_attempts_go_with_the_acknowledgement(world: World) -> None:
-    leader = world.elect()
+def test_attempts_go_with_the_acknowledgement(world: World, owner: Owner) -> None:
+    owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(2, 2)})
+    owner.steps.ack({b"T": [b"1-1"]}, b"", 0)
+    assert attempts(world) == {b"1-10": Attempts(2, 2)}
+
+
+def test_hundreds_at_once(world: World, leader: LeaderSteps) -> None:
     owner = world.join("a")
-    first, second = world.owned(leader, owner, b"T", b"1-1", b"2-1")
-    owner.steps.charge({first: 1, second: 2})
-    owner.steps.ack({b"T": [first]}, b"", 0)
-    assert attempts(world) == {second: b"2"}
+    ids = world.owned(leader, owner, b"T", *[b"%d-1" % n for n in range(1, 1025)])  # as many as handlers can run at once
+    assert owner.steps.charge(dict.fromkeys(ids, Attempts(1, 1))) == ids
+    assert set(attempts(world)) == set(ids)
 
 
-def test_hundreds_at_once(world: World) -> None:
-    owner = world.join("a")
-    many = {b"%d-1" % n: 1 for n in range(1024)}  # as many as handlers can run at once
-    owner.steps.charge(many)
-    assert set(attempts(world)) == set(many)
-
-
-def test_it_works_at_full_memory(world: World) -> None:
+def test_it_works_at_full_memory(world: World, owner: Owner) -> None:
     """A hanging handler must not live for ever because nothing can be noted."""
-    owner = world.join("a")
-    owner.steps.charge({b"1-1": 1})
+    owner.steps.charge({b"1-1": Attempts(1, 1)})
     with full_memory(world.link):
-        owner.steps.charge({b"1-1": 2, b"2-1": 1})
-    assert attempts(world) == {b"1-1": b"2", b"2-1": b"1"}
+        owner.steps.charge({b"1-1": Attempts(2, 2), b"2-1": Attempts(1, 1)}, b"run", 100)
+    assert attempts(world) == {b"1-1": Attempts(2, 2), b"2-1": Attempts(1, 1)}

@@ -476,6 +476,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 break
             last.sweep()
         last.settle(turns=2)
+        last.reap()  # what was noted of messages that lost their bodies goes with the janitor
         self.ledger.check_the_end(last)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from common.clock import now_s
+from common.errors import RedisTrouble
 from common.registration import Registration
 from common.service import Ended
 from consumer.master_client import MasterClient
@@ -97,3 +98,23 @@ def test_a_lease_that_was_not_new_any_more_is_counted_by_what_is_left_of_it(mast
     taken = _register(master, (200, _given(4_000)))
     assert taken.lease_s == 10.0
     assert before_s + 4.0 <= taken.sent_s + taken.lease_s <= now_s() + 4.0
+
+
+def test_what_must_happen_before_happens_before_and_as_long_as_it_fails_nobody_is_asked(master: Master) -> None:
+    troubles: list[Exception] = [RedisTrouble("not yet"), RedisTrouble("not yet")]
+
+    def before() -> None:
+        assert master.asked == []
+        if troubles:
+            raise troubles.pop()
+
+    registrar = Registrar(_ask, MasterClient([master.url], ""), lambda taken: None, before)
+    for _ in range(2):
+        with pytest.raises(RedisTrouble):
+            registrar.run_once()
+    assert master.asked == []
+    master.answers.append((201, {"generation": 7, "lease_ms": 1000, "left_ms": 1000, "leader_url": None}))
+    with pytest.raises(Ended):
+        registrar.run_once()
+    assert len(master.asked) == 1
+    registrar.on_end()

@@ -7,9 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from common.attempts import Attempts
 from common.errors import RedisTrouble
 from common.redis_client import CommandRefused
+from consumer.journal import Former
 from consumer.owner_steps import Letter
+from consumer.policy.quarantine import Left
+from consumer.predecessor import note_crash
 from master.leader_steps import LeaderSteps, Rejected
 from tests.integration.factories import LEASE_MS, Owner, World, plan
 
@@ -31,6 +35,7 @@ def _stage(world: World) -> tuple[LeaderSteps, Owner, Owner]:
     return leader, living, dead
 
 
+_LEFT = Left(b"U", b"4-1", 5, Attempts(1), 1, False)
 #: (world, leader, the living owner, the dead one, head of the living one's ticket)
 _Call = Callable[[World, LeaderSteps, Owner, Owner, bytes], object]
 _CALLS: dict[str, _Call] = {
@@ -49,6 +54,9 @@ _CALLS: dict[str, _Call] = {
     "reap": lambda w, leader, a, b, head: leader.reap("x:1", "x", b""),
     "register": lambda w, leader, a, b, head: w.join("c"),
     "renew": lambda w, leader, a, b, head: a.steps.renew(LEASE_MS),
+    "forget_attempts": lambda w, leader, a, b, head: leader.forget_attempts(b"0", 100),
+    "charge": lambda w, leader, a, b, head: a.steps.charge({b"1-1": Attempts(2, 2)}, b"run", 100),
+    "note_crash": lambda w, leader, a, b, head: note_crash(w.scripts, w.keys, Former(b.incarnation, False, [_LEFT]), 100),
     "ack": lambda w, leader, a, b, head: a.steps.ack({b"T": [b"1-1"]}, b"run", 100),
     "dead_letter": lambda w, leader, a, b, head: a.steps.dead_letter(Letter(b"T", b"1-1", "gave_up", "", 1, 1, 2)),
     "drain": lambda w, leader, a, b, head: a.steps.drain(LEASE_MS),
@@ -59,6 +67,8 @@ _HARMLESS = {
     ("register", "consumers"): "a generation was drawn, and nobody has it",
     ("ack", "attempts"): "what was handled is acknowledged all the same; the call that is repeated says GONE",
     ("ack", "runs"): "what was handled is acknowledged all the same; only the run log misses it",
+    ("charge", "runs"): "the attempts are noted all the same; only the run log misses it",
+    ("note_crash", "runs"): "the attempts are noted all the same; only the run log misses it",
     ("dead_letter", "attempts"): "the letter is there and the message is over; the call that is repeated says GONE",
 }
 #: A revoked lease is written anew, whatever it was.

@@ -13,6 +13,7 @@ from common.clock import now_s
 from consumer import lane_keeper
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
+from consumer.policy.quarantine import Isolation
 
 #: Longer than any wait here may take on a busy machine.
 PATIENCE_S = 20.0
@@ -76,6 +77,45 @@ def make_slow(keeper: LaneKeeper) -> None:
     assert lane is not None
     lane.queue.clear()
     keeper.release(lane, 1, 1.0)
+
+
+def test_who_wants_to_be_alone_is_let_in_by_the_last_that_ends_and_lets_the_others_in_by_its_own(keeper: LaneKeeper) -> None:
+    keeper.add([messages(b"RUNS", 1), messages(b"A", 2), messages(b"B", 3)])
+    runs, a = keeper.take_now(), keeper.take_now()
+    assert runs is not None
+    assert a is not None
+    suspect = a.queue.popleft()
+    keeper.set_apart(a, suspect, Isolation.ALONE)
+    assert keeper.next_lane(0.05) is None, "something runs, and nothing may start"
+    runs.queue.clear()
+    keeper.release(runs, 1, 0.0)
+    alone = keeper.next_lane(PATIENCE_S)
+    assert alone is a
+    assert a.isolation is Isolation.ALONE
+    waiter = Waiter(keeper)
+    assert keeper.next_lane(0.05) is None
+    assert waiter.waits
+    a.queue.clear()
+    keeper.hold(a)
+    assert keeper.take_now() is None
+    keeper.let_go([a])
+    lane = waiter.join()
+    assert lane is not None
+    assert lane.ticket == b"B"
+
+
+def test_what_was_held_comes_again_when_it_is_due(keeper: LaneKeeper) -> None:
+    keeper.add([messages(b"A", 1)])
+    lane = keeper.take_now()
+    assert lane is not None
+    message = lane.queue.popleft()
+    keeper.hold(lane)
+    waiter = Waiter(keeper)
+    began_s = now_s()
+    keeper.retry_held(lane, message, now_s() + 0.1)
+    assert waiter.join() is lane
+    assert waiter.ended_s - began_s >= 0.1
+    assert list(lane.queue) == [message]
 
 
 def test_nothing_to_run_is_none_after_the_time_out(keeper: LaneKeeper) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.log import configure, event, redacted
+from common.log import configure, event, in_hand, redacted
 
 _log = logging.getLogger("tests.log")
 
@@ -91,6 +92,62 @@ def test_a_password_is_never_logged_wherever_it_stands(style: str, capsys: pytes
 )
 def test_passwords_in_urls(text: str, shown: str) -> None:
     assert redacted(text) == shown
+
+
+class InHand:
+    """Something that a thread is at work on."""
+
+    in_hand = True
+
+    def facts(self) -> dict[str, object]:
+        return {"ticket": "42", "attempt": 2}
+
+
+@pytest.mark.parametrize("style", ["human", "json"])
+def test_every_line_tells_what_is_in_hand_whoever_logs_it_and_however(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure("c1", "info", style)
+    work = InHand()
+    token = in_hand.set(work)
+    try:
+        logging.getLogger("somebody.elses").warning("a plain %s", "line")
+        event(_log, "ours", attempt=3, more="x")
+        work.in_hand = False
+        event(_log, "later")
+    finally:
+        in_hand.reset(token)
+    plain, ours, later = _lines(capsys)
+    if style == "human":
+        assert plain.endswith("a plain line ticket=42 attempt=2")
+        assert ours.endswith("ours ticket=42 attempt=3 more=x"), "what a line says itself stands"
+        assert later.endswith("later")
+    else:
+        assert [json.loads(line).get("attempt") for line in (plain, ours, later)] == [2, 3, None]
+
+
+def test_tasks_of_one_loop_have_each_their_own_in_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("c1", "info", "json")
+
+    class Numbered(InHand):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def facts(self) -> dict[str, object]:
+            return {"number": self.number}
+
+    async def work(number: int) -> None:
+        in_hand.set(Numbered(number))
+        await asyncio.sleep(0)
+        _log.info(str(number))
+        await asyncio.to_thread(_log.info, str(number))
+
+    async def all_of_it() -> None:
+        await asyncio.gather(*map(work, range(3)))
+
+    asyncio.run(all_of_it())
+    records = [json.loads(line) for line in _lines(capsys)]
+    records = [record for record in records if record["module"] == "tests.log"]
+    assert len(records) == 6
+    assert all(record["action"] == str(record["number"]) for record in records)
 
 
 def test_the_level_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from common.attempts import NEVER, Attempts
 from common.clock import now_s
 from common.errors import MessageUndecodable
 from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value
 from consumer.context import Message, OwnLease
+from consumer.journal import Journal
 
 FLAT = [b"ticket_id", b"42", b"text", "h\u00e9".encode(), b"uid", b"order-7", b"body", b'{"a": 1}']
 
 
-def message(flat: list[bytes] | None, lease: OwnLease | None = None, attempts: int = 0) -> Message:
-    return Message("t\u00fc".encode(), b"5-1", 9, flat, lease or OwnLease(10.0, now_s()), attempts)
+def message(flat: list[bytes] | None, lease: OwnLease | None = None, known: Attempts = NEVER) -> Message:
+    return Message("t\u00fc".encode(), b"5-1", 9, flat, lease or OwnLease(10.0, now_s()), known)
 
 
 class TestTicket:
@@ -68,7 +70,23 @@ class TestMessage:
         assert message([b"ticket_id", b"42"]).body == b""
 
     def test_attempts_of_former_owners_count(self) -> None:
-        assert message(FLAT, attempts=2).attempt == 2
+        seen = message(FLAT, known=Attempts(3, 1, 2, 1))
+        assert (seen.attempt, seen.failures, seen.known, seen.plain) == (3, 1, Attempts(3, 1, 2, 1), False)
+        seen.survived()
+        assert (seen.known, seen.plain) == (Attempts(3, 1), True)
+
+    def test_only_what_has_no_past_and_has_a_body_is_started_without_a_second_look(self) -> None:
+        assert message(FLAT).plain
+        assert not message(None).plain
+        assert not message(FLAT, known=Attempts(losses=1)).plain
+
+    def test_it_is_in_hand_while_the_journal_has_it(self) -> None:
+        seen, journal = message(FLAT), Journal(None, "", "c1:1", 1)
+        assert not seen.in_hand
+        journal.started(seen, 1)
+        assert (seen.in_hand, seen.facts()) == (True, {"ticket": "t\u00fc", "id": "5-1", "fence": 9, "attempt": 0})
+        journal.ended(seen)
+        assert not seen.in_hand
 
     def test_a_message_whose_body_is_gone_says_so_and_has_no_fields(self) -> None:
         gone = message(None)

@@ -3,13 +3,14 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from common.run_log import Run, decode, encode
+from common.run_log import CRASHED, DONE, Run, decode, encode
 from consumer.policy.acks import Finished
 
 FINISHED = [
     Finished(b"42", b"5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),
     Finished("t\u00fc \n".encode(), b"18446744073709551615-1", 7, 3, 10, 20),
 ]
+CUT_OFF = Finished(b"42", b"6-1", 7, 2, 10, 0)
 
 
 def test_what_a_consumer_notes_an_auditor_reads() -> None:
@@ -18,6 +19,13 @@ def test_what_a_consumer_notes_an_auditor_reads() -> None:
         Run("c1:9", "42", "5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),
         Run("c1:9", "t\u00fc \n", "18446744073709551615-1", 7, 3, 10, 20),
     ]
+
+
+def test_outcomes_are_told_where_not_all_is_done() -> None:
+    assert b"outcomes" not in encode("c1:9", FINISHED)
+    assert [run.outcome for run in decode(encode("c1:9", FINISHED))] == [DONE, DONE]
+    assert b'"outcomes":["done","done","crashed"]' in encode("c1:9", [*FINISHED, CUT_OFF], [DONE, DONE, CRASHED])
+    assert [(run.outcome, run.end_us) for run in decode(encode("c1:9", [CUT_OFF], [CRASHED]))] == [(CRASHED, 0)]
 
 
 def test_a_record_is_one_object_of_columns() -> None:

@@ -1,0 +1,35 @@
+-- note_crash: a successor that holds its predecessor's name lock tells what that one's journal says, before anything of it runs again.
+-- KEYS: 1 stream, 2 attempts, 3 runs, 4 noted (of the predecessor)
+-- ARGV: 1 group, 2 predecessor, 3 run-log record ("" = none), 4 length of the run log, 5 ms for which `noted` may stay,
+--       then for each message: id, starts, failures, crashes
+-- Returns: {"OK", {ids whose attempts are noted}}
+-- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however often it is told:
+--          a number of starts that is not above the known one says nothing new.
+-- Memory: works when full
+--- @include attempts
+--- @include at_full_memory
+local stream, group, attempts_key, noted_key = KEYS[1], ARGV[1], KEYS[2], KEYS[4]
+redis.call('HLEN', attempts_key) -- what is no hash fails here, before anything has changed
+redis.call('HLEN', noted_key)
+at_full_memory(attempts_key)
+local noted = {}
+for at = 6, #ARGV, 4 do
+  local id = ARGV[at]
+  local rows = redis.pcall('XPENDING', stream, group, id, id, 1)
+  if not rows.err and #rows == 1 then
+    local starts, failures, crashes, losses = read_attempts(redis.call('HGET', attempts_key, id))
+    local told = tonumber(ARGV[at + 1])
+    if told > starts then
+      failures, crashes = math.max(failures, tonumber(ARGV[at + 2])), math.max(crashes, tonumber(ARGV[at + 3]))
+      redis.call('HSET', attempts_key, id, attempts_value(told, failures, crashes, losses))
+      noted[#noted + 1] = id
+    end
+  end
+end
+local left = redis.pcall('XPENDING', stream, group, '-', '+', 1, ARGV[2])
+if not left.err and #left == 1 then -- take_back will come for them: it need not guess what was lost
+  redis.call('HSET', noted_key, '', '1')
+  redis.call('PEXPIRE', noted_key, ARGV[5])
+end
+if ARGV[3] ~= '' then redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[4], '*', 'batch', ARGV[3]) end
+return {'OK', noted}

@@ -1,0 +1,80 @@
+"""Quarantine: what a message that may have ended its process may run beside; and whom to charge when a process has ended. Pure.
+
+A crash among many running handlers proves nothing against any of them, so nobody is charged at first. Its suspects run again with less
+and less company until the next crash has one possible cause. Neighbours come out of this by surviving, the killer by its attempts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.attempts import Attempts
+
+#: Ends of its owners without a word after which a message runs alone, with its start in Redis first.
+_MOST_LOSSES = 3
+#: Unexplained ends of its process after which it does too.
+_MOST_CRASHES = 2
+
+
+class Isolation(enum.IntEnum):
+    """What may run in a process beside a message: the higher, the less."""
+
+    TOGETHER = 0  # anything
+    ONE_SUSPECT = 1  # anything but another suspect
+    ALONE = 2  # nothing, and its start is written to Redis first
+
+
+def isolation(known: Attempts, max_attempts: int) -> Isolation:
+    """What a message may run beside, by what Redis knows of it.
+
+    =====================================  =============
+    crashes                                answer
+    =====================================  =============
+    none                                   TOGETHER
+    one                                    ONE_SUSPECT
+    two, or none is left to find out with  ALONE
+    =====================================  =============
+
+    Three losses, the rougher count of what no journal told, are as good as two crashes.
+    """
+    if known.losses >= _MOST_LOSSES or known.crashes >= _MOST_CRASHES:
+        return Isolation.ALONE
+    if not known.crashes:
+        return Isolation.TOGETHER
+    is_last = min(known.starts, known.failures + known.crashes) + 1 >= max_attempts
+    return Isolation.ALONE if is_last else Isolation.ONE_SUSPECT
+
+
+class Left(NamedTuple):
+    """A start that had not ended when its process did. ``before``: what was known of the message, this start included.
+
+    ``is_blamed``: the process itself said that it ends because of this one. ``start_us``: microseconds since the epoch.
+    """
+
+    ticket: bytes
+    stream_id: bytes
+    fence: int
+    before: Attempts
+    start_us: int
+    is_blamed: bool
+
+
+def charges(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:
+    """What to note of the starts that a process left, when it ended for a reason that it knew (``is_explained``), or did not.
+
+    ====================  ===========================================================
+    the end               is charged to
+    ====================  ===========================================================
+    explained             those that are blamed; the others were only in the way
+    not, and one was left it: nothing else ran that could have ended the process
+    not, and several were nobody; all of them are suspects
+    ====================  ===========================================================
+    """
+    if is_explained:
+        return [(one, one.before._replace(failures=one.before.failures + 1)) for one in left if one.is_blamed]
+    suspected = [(one, one.before._replace(crashes=one.before.crashes + 1)) for one in left]
+    if len(left) == 1:
+        return [(one, attempts._replace(failures=one.before.blamed().failures)) for one, attempts in suspected]
+    return suspected

@@ -1,0 +1,71 @@
+"""What the former process under our name left in its journal is told to Redis, before we take the name: nothing of it has run again yet.
+
+Why not with the registration: that goes over HTTP to any master, in a body of a few hundred bytes, and a master has no use for it. We
+have Redis ourselves, and hold the name lock, which is the proof that the former process runs no more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from common.attempts import Attempts
+from common.keys import Keys
+from common.log import event
+from common.redis_client import CommandRefused, Link
+from common.run_log import CRASHED, encode
+from common.scripts import ScriptRunner
+from consumer.journal import Former
+from consumer.policy.acks import Finished
+from consumer.policy.quarantine import Left, charges
+
+log = logging.getLogger(__name__)
+
+#: How long the leader may take to recover a dead incarnation and still know that its journal has spoken.
+_NOTED_MS = 3_600_000
+
+
+class Predecessor:
+    """Used once, by the thread that registers. ``tell`` may be repeated: what is known already changes nothing."""
+
+    def __init__(self, url: str, keys: Keys, former: Former, run_log_length: int) -> None:
+        self._url = url
+        self._keys = keys
+        self._former = former
+        self._run_log_length = run_log_length
+        self._is_told = False
+
+    def tell(self) -> None:
+        """Note what it left. Raises what ``Link.call`` raises."""
+        if self._is_told:
+            return
+        link = Link(self._url, f"consumer:{self._former.incarnation}:last")
+        try:
+            noted = note_crash(ScriptRunner(link), self._keys, self._former, self._run_log_length)
+        except CommandRefused as refused:  # it will not take it later either, and we have work to do
+            event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._former.left), why=str(refused))
+            noted = []
+        finally:
+            link.close()
+        self._is_told = True
+        for left, attempts in noted:
+            ticket, entry_id = left.ticket.decode(), left.stream_id.decode()
+            facts: dict[str, Any] = {"ticket": ticket, "id": entry_id, "fence": left.fence, "attempt": attempts.starts}
+            event(log, "handler_crashed", level=logging.ERROR, **facts, failures=attempts.failures, crashes=attempts.crashes)
+
+
+def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
+    """The script's call; what Redis did not know yet."""
+    charged = charges(former.left, former.is_explained)
+    cut_off = former.left if run_log_length else []
+    record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""
+    args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
+    for left, attempts in charged:
+        args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes)
+    reply = scripts.run("note_crash", (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation)), args)
+    noted = set(reply[1])
+    return [(left, attempts) for left, attempts in charged if left.stream_id in noted]
+
+
+def _run_of(left: Left) -> Finished:
+    return Finished(left.ticket, left.stream_id, left.fence, left.before.starts, left.start_us, 0)

@@ -1,0 +1,94 @@
+"""forget_attempts.lua: attempts of messages that are over go, however they ended; those of all others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from common.attempts import Attempts
+from common.errors import Fenced, GroupMissing
+from common.keys import HALTED
+from consumer.owner_steps import Buried, Letter
+from master.leader_steps import LeaderSteps
+from tests.integration.actors import Stage
+from tests.integration.factories import World
+from tests.integration.memory import full_memory
+from tests.integration.test_charge import attempts
+
+
+def forget(leader: LeaderSteps, count: int = 100) -> list[bytes]:
+    cursor, gone = leader.forget_attempts(b"0", count)
+    while cursor != b"0":
+        cursor, more = leader.forget_attempts(cursor, count)
+        gone += more
+    return sorted(gone)
+
+
+def test_what_is_pending_for_anybody_keeps_its_attempts(world: World) -> None:
+    leader, owner = world.elect(), world.join("a")
+    owned = world.owned(leader, owner, b"T", b"1-1", b"2-1")
+    parked, halted = world.parked(leader, b"U", b"3-1", b"4-1")
+    world.make_idle(HALTED, 0, halted)
+    for entry_id in (*owned, parked, halted, b"99-1", b"100-1"):
+        world.link.call("HSET", world.keys.attempts, entry_id, "1 1 0 0")
+    assert forget(leader) == [b"100-1", b"99-1"]
+    assert set(attempts(world)) == {*owned, parked, halted}
+
+
+def test_a_message_whose_body_was_deleted_leaves_nothing_behind(world: World) -> None:
+    leader, owner = world.elect(), world.join("a")
+    first, second = world.owned(leader, owner, b"T", b"1-1", b"2-1")
+    owner.steps.charge({first: Attempts(1, 1), second: Attempts(1, 1)})
+    world.delete(first)
+    assert owner.steps.dead_letter(Letter(b"T", first, "body_gone", "", 1, 1, 2)) is Buried.OK
+    world.link.call("HSET", world.keys.attempts, first, "1 1 0 0")  # as one of the leader's steps would have left it
+    assert forget(leader) == [first]
+    assert attempts(world) == {second: Attempts(1, 1)}
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000])
+def test_page_by_page_all_is_looked_at(world: World, count: int) -> None:
+    leader = world.elect()
+    [parked] = world.parked(leader, b"T")
+    world.link.call("HSET", world.keys.attempts, *[part for n in range(3000) for part in (b"%d-9" % n, b"1 1 0 0")], parked, b"1 1 0 0")
+    assert len(forget(leader, count)) == 3000
+    assert set(attempts(world)) == {parked}
+
+
+def test_a_field_that_is_no_id_goes(world: World) -> None:
+    leader = world.elect()
+    world.link.call("HSET", world.keys.attempts, "somebody's", 1)
+    assert forget(leader) == [b"somebody's"]
+
+
+def test_who_does_not_lead_forgets_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+    leader = world.elect()
+    world.link.call("HSET", world.keys.attempts, "99-1", 1)
+    depose(leader)
+    with world.unchanged(), pytest.raises(Fenced):
+        leader.forget_attempts(b"0", 100)
+
+
+def test_while_the_group_is_gone_nothing_is_forgotten(world: World) -> None:
+    leader = world.elect()
+    world.link.call("HSET", world.keys.attempts, "99-1", 1)
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    with world.unchanged(), pytest.raises(GroupMissing):
+        leader.forget_attempts(b"0", 100)
+    world.make_group()
+
+
+def test_it_works_at_full_memory(world: World) -> None:
+    leader = world.elect()
+    world.link.call("HSET", world.keys.attempts, "99-1", 1)
+    with full_memory(world.link):
+        assert forget(leader) == [b"99-1"]
+
+
+def test_the_janitor_of_the_leader_does_it_in_passing(any_redis_url: str) -> None:
+    with Stage(any_redis_url) as stage:
+        m = stage.leader()
+        stage.link.call("HSET", stage.keys.attempts, "99-1", 1)
+        m.reap()
+        assert attempts(stage.world) == {}

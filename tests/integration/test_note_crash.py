@@ -1,0 +1,219 @@
+"""note_crash.lua: the successor tells what its predecessor's journal says; counts are kept, and nothing is counted twice."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from common.attempts import Attempts, encode
+from common.errors import RedisTrouble
+from common.run_log import CRASHED, decode
+from common.streams import pairs
+from consumer.journal import Former
+from consumer.policy.quarantine import Left
+from consumer.predecessor import Predecessor, note_crash
+from master.leader_steps import LeaderSteps
+from tests.integration.factories import Owner, World, plan
+from tests.integration.memory import full_memory
+from tests.integration.test_charge import attempts
+
+
+def left(entry_id: bytes, before: Attempts, ticket: bytes = b"T", *, is_blamed: bool = False) -> Left:
+    return Left(ticket, entry_id, 5, before, 1_700_000_000_000_000, is_blamed)
+
+
+def tell(world: World, incarnation: str, *these: Left, is_explained: bool = False, run_log_length: int = 0) -> list[bytes]:
+    noted = note_crash(world.scripts, world.keys, Former(incarnation, is_explained, list(these)), run_log_length)
+    return [one.stream_id for one, _ in noted]
+
+
+@pytest.fixture
+def leader(world: World) -> LeaderSteps:
+    return world.elect()
+
+
+@pytest.fixture
+def dead(world: World, leader: LeaderSteps) -> Owner:
+    """It has 1-1, 2-1 and 3-1, each of a ticket of its own."""
+    owner = world.join("a")
+    for number in range(1, 4):
+        world.owned(leader, owner, b"T%d" % number, b"%d-1" % number)
+    return owner
+
+
+def test_of_several_each_is_noted_as_a_suspect(world: World, dead: Owner) -> None:
+    assert tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(3, 2))) == [b"1-1", b"2-1"]
+    assert attempts(world) == {b"1-1": Attempts(1, 0, 1), b"2-1": Attempts(3, 2, 1)}
+
+
+def test_what_redis_knows_already_changes_nothing_however_often_it_is_told(world: World, dead: Owner) -> None:
+    story = (left(b"1-1", Attempts(1)), left(b"2-1", Attempts(3, 2)))
+    tell(world, dead.incarnation, *story)
+    with world.unchanged():
+        assert tell(world, dead.incarnation, *story) == []
+
+
+def test_a_start_that_was_charged_ahead_is_not_charged_again(world: World, dead: Owner) -> None:
+    dead.steps.charge({b"1-1": Attempts(3, 3, 2)})
+    assert tell(world, dead.incarnation, left(b"1-1", Attempts(3, 0, 2))) == []
+    assert attempts(world) == {b"1-1": Attempts(3, 3, 2)}
+
+
+def test_failures_that_only_the_journal_knows_and_losses_that_only_redis_knows_are_kept(world: World, dead: Owner) -> None:
+    world.link.call("HSET", world.keys.attempts, "1-1", encode(Attempts(1, 1, 0, 2)))
+    tell(world, dead.incarnation, left(b"1-1", Attempts(4, 3)), left(b"2-1", Attempts(1)))
+    assert attempts(world)[b"1-1"] == Attempts(4, 3, 1, 2)
+
+
+def test_what_is_not_pending_any_more_is_not_noted(world: World, dead: Owner) -> None:
+    dead.steps.ack({b"T1": [b"1-1"]}, b"", 0)
+    assert tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)), left(b"99-1", Attempts(1))) == [b"2-1"]
+    assert attempts(world) == {b"2-1": Attempts(1, 0, 1)}
+
+
+def test_what_another_owner_has_by_now_is_noted_too(world: World, leader: LeaderSteps, dead: Owner) -> None:
+    """The leader was quicker: the start happened all the same, and who runs it next should know."""
+    world.end_lease(dead)
+    leader.take_back(dead.incarnation, 10)
+    tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)))
+    assert attempts(world)[b"1-1"] == Attempts(1, 0, 1, 1)
+    assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0, "nobody will ask"
+
+
+def test_an_explained_end_charges_who_is_blamed(world: World, dead: Owner) -> None:
+    told = tell(world, dead.incarnation, left(b"1-1", Attempts(2, 1), is_blamed=True), left(b"2-1", Attempts(1)), is_explained=True)
+    assert told == [b"1-1"]
+    assert attempts(world) == {b"1-1": Attempts(2, 2)}
+
+
+def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
+    tell(world, dead.incarnation, left(b"1-1", Attempts(1), b"T1"), left(b"2-1", Attempts(3, 2), b"T2"), run_log_length=100)
+    [(_, fields)] = world.link.call("XRANGE", world.keys.runs, "-", "+")
+    runs = list(decode(pairs(fields)[b"batch"]))
+    assert [(run.consumer, run.ticket, run.id, run.attempt, run.end_us, run.outcome) for run in runs] == [
+        (dead.incarnation, "T1", "1-1", 1, 0, CRASHED),
+        (dead.incarnation, "T2", "2-1", 3, 0, CRASHED),
+    ]
+
+
+def test_where_nothing_ran_and_nothing_is_left_it_leaves_no_trace(world: World, dead: Owner) -> None:
+    for number in range(1, 4):
+        dead.steps.ack({b"T%d" % number: [b"%d-1" % number]}, b"", 0)
+    with world.unchanged():
+        assert tell(world, dead.incarnation, run_log_length=100) == []
+
+
+def test_it_works_at_full_memory(world: World, dead: Owner) -> None:
+    with full_memory(world.link):
+        assert tell(world, dead.incarnation, left(b"1-1", Attempts(1)), run_log_length=100) == [b"1-1"]
+
+
+# ---- losses: what take_back must guess ---------------------------------------------------------------------------------------------
+
+
+def take_all(world: World, leader: LeaderSteps, owner: Owner, count: int) -> None:
+    world.end_lease(owner)
+    while leader.take_back(owner.incarnation, count).size:
+        pass
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_without_a_word_the_first_of_each_ticket_counts_as_lost_on_whatever_page_it_is(world: World, leader: LeaderSteps, count: int) -> None:
+    owner = world.join("a")
+    world.owned(leader, owner, b"T", b"1-1")
+    world.owned(leader, owner, b"U", b"2-1", b"3-1")
+    world.owned(leader, owner, b"T", b"4-1", b"5-1")
+    world.owned(leader, owner, b"V", b"6-1")
+    owner.steps.charge({b"1-1": Attempts(2, 2), b"4-1": Attempts(1, 1)})
+    take_all(world, leader, owner, count)
+    assert attempts(world) == {b"1-1": Attempts(2, 2, 0, 1), b"2-1": Attempts(losses=1), b"4-1": Attempts(1, 1), b"6-1": Attempts(losses=1)}
+    assert world.link.call("EXISTS", world.keys.noted(owner.incarnation)) == 0
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_where_the_journal_has_spoken_nothing_is_guessed(world: World, leader: LeaderSteps, dead: Owner, count: int) -> None:
+    tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)))
+    take_all(world, leader, dead, count)
+    assert attempts(world) == {b"1-1": Attempts(1, 0, 1), b"2-1": Attempts(1, 0, 1)}
+    assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0, "it goes with the last page"
+
+
+def test_an_explained_end_is_no_loss_either(world: World, leader: LeaderSteps, dead: Owner) -> None:
+    tell(world, dead.incarnation, is_explained=True)
+    assert world.link.call("PTTL", world.keys.noted(dead.incarnation)) > 0
+    take_all(world, leader, dead, 100)
+    assert attempts(world) == {}
+
+
+def test_losses_add_up_from_owner_to_owner(world: World, leader: LeaderSteps) -> None:
+    [entry_id] = world.parked(leader, b"T")
+    for number in range(1, 4):
+        owner = world.join(f"a{number}")
+        leader.hand_over(plan(owner, {b"T": [entry_id]}))
+        assert leader.take_back(owner.incarnation, 10).alive, "nothing happens while it lives"
+        take_all(world, leader, owner, 10)
+        assert attempts(world) == {entry_id: Attempts(losses=number)}
+
+
+def test_attempts_of_what_lost_its_body_go_with_it(world: World, leader: LeaderSteps, dead: Owner) -> None:
+    dead.steps.charge({b"1-1": Attempts(1, 1)})
+    world.delete(b"1-1")
+    take_all(world, leader, dead, 10)
+    assert attempts(world) == {b"2-1": Attempts(losses=1), b"3-1": Attempts(losses=1)}
+    world.apart_because = "free_tickets has not ended the recovery yet"
+
+
+_tallies = st.tuples(st.integers(0, 5), st.integers(0, 3)).map(lambda n: Attempts(max(n), min(n)))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stories=st.lists(st.tuples(_tallies, st.booleans()), min_size=1, max_size=6), times=st.integers(1, 3))
+def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]], times: int) -> None:
+    """Whatever was known, and however often it is told: starts and failures never fall, and nobody beside another is charged."""
+    world.link.call("FLUSHALL")
+    world.make_group()
+    owner, leader = world.join("a"), world.elect()
+    ids = [b"%d-1" % number for number in range(1, len(stories) + 1)]
+    for entry_id in ids:
+        world.owned(leader, owner, b"T" + entry_id, entry_id)
+    owner.steps.charge({entry_id: known for entry_id, (known, _) in zip(ids, stories, strict=True)})
+    running = [left(entry_id, known._replace(starts=known.starts + 1)) for entry_id, (known, runs) in zip(ids, stories, strict=True) if runs]
+    for _ in range(times):
+        tell(world, owner.incarnation, *running)
+    after = attempts(world)
+    told = {one.stream_id for one in running}
+    for entry_id, (known, _) in zip(ids, stories, strict=True):
+        if entry_id not in told:
+            assert after[entry_id] == known
+        else:
+            failures = known.failures + (len(running) == 1)
+            assert after[entry_id] == Attempts(known.starts + 1, failures, 1)
+
+
+# ---- the predecessor, as the registrar tells of it -----------------------------------------------------------------------------------
+
+
+def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
+    former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1)), left(b"99-1", Attempts(1))])
+    predecessor = Predecessor(world.link.url, world.keys, former, 100)
+    predecessor.tell()
+    predecessor.tell()
+    assert attempts(world) == {b"1-1": Attempts(1, 0, 1)}
+    assert world.link.call("XLEN", world.keys.runs) == 1
+    [record] = [record for record in caplog.records if record.getMessage() == "handler_crashed"]
+    assert record.facts == {"ticket": "T", "id": "1-1", "fence": 5, "attempt": 1, "failures": 0, "crashes": 1}  # type: ignore[attr-defined]
+
+
+def test_while_redis_cannot_be_told_it_is_not_told(world: World, dead: Owner) -> None:
+    former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
+    with pytest.raises(RedisTrouble):
+        Predecessor("redis://127.0.0.1:1", world.keys, former, 100).tell()
+
+
+def test_a_redis_that_refuses_the_note_does_not_keep_anybody_from_work(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
+    world.link.call("RPUSH", world.keys.attempts, "somebody else's")
+    former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
+    with world.unchanged():
+        Predecessor(world.link.url, world.keys, former, 100).tell()
+    assert "attempts_not_noted" in [record.getMessage() for record in caplog.records]

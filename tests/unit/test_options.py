@@ -1,0 +1,47 @@
+"""What a handler asks for at its definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.settings import load
+from consumer import GiveUp, Message, RetryLater, handler
+from consumer.options import HandlerOptions, given, options_of
+from consumer.policy.outcome import RetryPolicy
+from consumer.settings import ConsumerSettings
+from consumer.wiring import _terms
+
+
+def test_the_function_stays_as_it_is_and_says_what_it_asked_for() -> None:
+    @handler(max_attempts=2, deadline_s=30)
+    def handle(message: Message) -> str:
+        return "done"
+
+    assert options_of(handle) == HandlerOptions(2, None, None, 30)
+    assert handle.__name__ == "handle"
+
+
+def test_one_that_asks_for_nothing_has_what_the_settings_say() -> None:
+    assert options_of(lambda message: None) == HandlerOptions()
+    assert (given(None, 5.0), given(0.0, 5.0), given(2.0, 5.0)) == (5.0, 0.0, 2.0)
+
+
+def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
+    settings = load(ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"})
+    assert _terms(settings, HandlerOptions()) == (RetryPolicy(5, 0.2, 60.0), 7.0)
+    assert _terms(settings, HandlerOptions(2, 0.0, 3, 0)) == (RetryPolicy(2, 0.0, 3), 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_attempts": 0}, {"max_attempts": 1001}, {"max_attempts": 1.5}, {"max_attempts": True}, {"backoff_s": -1}, {"deadline_s": "1"}]
+)
+def test_what_no_setting_would_accept_is_refused_at_the_definition(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        handler(**wrong)
+
+
+def test_a_users_handler_finds_all_it_needs_in_one_place() -> None:
+    assert issubclass(RetryLater, Exception)
+    assert issubclass(GiveUp, Exception)
