@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from common.clock import now_s
-from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value
+from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value, ticket_text
 
 
 class OwnLease:
@@ -68,7 +68,8 @@ class Message:
 
     @property
     def ticket_id(self) -> str:
-        return self.ticket.decode()
+        """The ticket's id; "" when the message has none (USHER_UNKEYED=spread): then ``ticket`` names this message and no other."""
+        return ticket_text(self.ticket)
 
     @property
     def id(self) -> str:

@@ -137,7 +137,7 @@ def _take_in_parked(board: Board, steps: LeaderSteps, made_progress: Callable[[]
     after: bytes | None = None
     while True:
         page = steps.read_parked(after, _PAGE)
-        usable, rejected = sort_out(page.found)
+        usable, rejected = sort_out(page.found, steps.spread)
         known = [(ticket, entry_id) for entry_id, ticket in usable if board.runs(ticket, entry_id)]
         board.take_in(pair for pair in usable if not board.runs(pair[1], pair[0]))
         if known:

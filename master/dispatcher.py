@@ -53,6 +53,7 @@ class Limits:
     sweep_s: float
     min_idle_ms: int
     ticket_field: str
+    spread: bool = False
 
 
 @dataclass
@@ -182,7 +183,7 @@ class Dispatcher(Service):
 
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
-        steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field)
+        steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field, self._limits.spread)
         steps.check()
         self._connection = self._link.connections
         started = now_s()
@@ -346,7 +347,7 @@ class Dispatcher(Service):
         if found:
             self._last_read = found[-1].id
             self._memory = self._memory.read(found[0].id, found[-1].id)
-            usable, rejected = sort_out(found)
+            usable, rejected = sort_out(found, self._limits.spread)
             self._rejected += rejected
             known = [(ticket, entry_id) for entry_id, ticket in usable if not self.board.arrive(entry_id, ticket)]
             if known:

@@ -68,13 +68,14 @@ def _found(flat: Sequence[Any]) -> list[Found]:
 
 
 class LeaderSteps:
-    """The steps of one leader in one epoch."""
+    """The steps of one leader in one epoch. ``spread``: what is found without a ticket id may be handed over (``master.intake.sort_out``)."""
 
-    def __init__(self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str) -> None:
+    def __init__(self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str, spread: bool = False) -> None:
         self._scripts = scripts
         self._keys = keys
         self._ticket_field = ticket_field
         self.epoch = epoch
+        self.spread = spread
 
     def check(self) -> None:
         """Raise Fenced unless the leader key holds our epoch."""

@@ -26,10 +26,9 @@ for _, row in ipairs(rows) do
     local ticket = ticket_of(fields, field, longest)
     entries[n + 1], entries[n + 2] = id, ticket
     n = n + 2
-    if ticket then
-      leaving[ticket] = leaving[ticket] or {}
-      leaving[ticket][id] = true
-    end
+    local name = ticket or '\255' .. id -- of a message without a ticket id (common/message.py: unkeyed_ticket)
+    leaving[name] = leaving[name] or {}
+    leaving[name][id] = true
   else
     bury(KEYS[5], id, '', 'body_gone', '', '0', dead_one, now_ms(), now_ms(), nil)
     redis.call('XACK', stream, group, id)
