@@ -8,6 +8,7 @@ Threads and what they own
     read      batch_reader.py  inbox -> bodies of exactly those ids -> lanes
     work-N    worker_pool.py   runs lanes: short handlers one after another on one thread, others side by side
     async     async_pool.py    the same for ``async def`` handlers, on one event loop
+    (both)    batch_pool.py    the same for batch handlers: one call with messages of several lanes
     ack       acker.py         finished messages -> one ack script per batch; dead letters
     report    reporter.py      tells the leader over HTTP what Redis has accepted
     beat      heartbeat.py     renews the lease, in step with real progress
@@ -34,3 +35,9 @@ the body of a message is gone   dead letter ``body_gone``, in its place in the o
 SIGTERM                         drain: no new starts, running ones finish, acknowledgements are flushed, the rest is given back
 ==============================  ===================================================================================================
 """
+
+from __future__ import annotations
+
+from consumer.declared import batch
+
+__all__ = ["batch"]

@@ -47,7 +47,7 @@ class Message:
     first start. ``deadline`` is the time.monotonic() by which the handler should be done, or None.
     """
 
-    __slots__ = ("_fields", "_flat", "_lease", "attempt", "deadline", "failures", "fence", "first_ms", "stream_id", "ticket")
+    __slots__ = ("_fields", "_flat", "_lease", "alone", "attempt", "deadline", "failures", "fence", "first_ms", "stream_id", "ticket")
 
     def __init__(self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, attempts: int = 0) -> None:
         self.ticket = ticket
@@ -55,6 +55,7 @@ class Message:
         self.fence = fence
         self.attempt = attempts  # of former owners; counted up at each start
         self.failures = attempts  # starts that ended badly; not those after which the handler asked to be called later
+        self.alone = False  # it was in a call of several messages that failed as a whole: the next call is about it alone
         self.first_ms = 0
         self.deadline: float | None = None
         self._flat = flat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from common.clock import now_s
@@ -110,6 +110,12 @@ class Executor:
         else:
             event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
             self.keeper.retry(lane, message, now_s() + decision.wait_s)
+
+    def put_back(self, lane: MessageLane, messages: Sequence[Message]) -> None:
+        """Messages that were started, in one call with others, and must wait for an earlier one of their ticket. The lane stays the runner's."""
+        for message in messages:
+            self._ended(message)
+        self.keeper.put_back(lane, messages)
 
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
         """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""

@@ -13,6 +13,7 @@ from typing import Any
 import common
 from common.errors import HandlerUnusable
 from consumer.context import Message
+from consumer.declared import Batch, batch_of
 
 Handle = Callable[[Message], Any]
 AsyncHandle = Callable[[Message], Awaitable[Any]]
@@ -20,11 +21,12 @@ AsyncHandle = Callable[[Message], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Handler:
-    """A handler and how it is called: on a thread, or on the event loop when it is ``async def``."""
+    """A handler and how it is called: on a thread, or on the event loop when it is ``async def``; with ``batch``, with a list of messages."""
 
-    call: Callable[[Message], Any]
+    call: Callable[[Any], Any]
     is_async: bool
     spec: str
+    batch: Batch | None = None
 
 
 def load_handler(spec: str) -> Handler:
@@ -48,7 +50,8 @@ def load_handler(spec: str) -> Handler:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
     _check_one_argument(spec, target)
     _check_runs(spec, target)
-    return Handler(target, inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)), spec)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+    return Handler(target, is_async, spec, batch_of(target))
 
 
 def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:

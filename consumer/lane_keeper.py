@@ -124,6 +124,11 @@ class LaneKeeper:
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
 
+    def put_back(self, lane: MessageLane, messages: Sequence[Message]) -> None:
+        """The runner took these and did not end them: they come first in the lane again. It still runs the lane."""
+        with self.lock:
+            self._board.put_back(lane, messages)
+
     def hold_until(self, lane: MessageLane, due_s: float) -> None:
         """Nothing more of it starts before ``due_s``."""
         with self._changed:
@@ -143,6 +148,7 @@ class LaneKeeper:
         with self._changed:
             self._paused = True
             self._changed.notify_all()
+        self.on_ready()
 
     @property
     def paused(self) -> bool:

@@ -91,7 +91,8 @@ class Reporter(Service):
 
     def _body(self, report: list[Item]) -> bytes:
         tickets = [
-            {"ticket_id": ticket_text(ticket), "fence": fence, "message_ids": [entry_id.decode() for entry_id in ids]} for ticket, fence, ids in report
+            {"ticket_id": ticket_text(ticket), "fence": fence, "message_ids": [entry_id.decode() for entry_id in ids]}
+            for ticket, fence, ids in report
         ]
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
 

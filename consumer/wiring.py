@@ -21,11 +21,12 @@ from common.scripts import ScriptRunner
 from common.service import Service
 from consumer.acker import Acker
 from consumer.async_pool import AsyncPool
+from consumer.batch_pool import batch_pool
 from consumer.batch_reader import BatchReader
 from consumer.context import OwnLease
 from consumer.drain import Drain
 from consumer.executor import Executor
-from consumer.handlers import load_handler
+from consumer.handlers import Handler, load_handler
 from consumer.heartbeat import Heartbeat
 from consumer.lane_keeper import LaneKeeper
 from consumer.lease_guard import LeaseGuard
@@ -47,7 +48,7 @@ _JOIN_S = 2.0
 class Incarnation:
     """The services of one start of the consumer, from the moment its name is taken."""
 
-    def __init__(self, settings: ConsumerSettings, redis_url: str, taken: Taken, handler: Any, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, settings: ConsumerSettings, redis_url: str, taken: Taken, handler: Handler, on_lost: Callable[[str], None]) -> None:
         name = taken.registration.incarnation
         keys = Keys(settings.ticket_stream, settings.group)
 
@@ -75,11 +76,7 @@ class Incarnation:
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool: list[Service] = (
-            [AsyncPool(self.executor, handler.call, settings.concurrency)]
-            if handler.is_async
-            else [LaneWorker(number, self.executor, handler.call) for number in range(settings.concurrency)]
-        )
+        self.pool = _pool(handler, self.executor, settings.concurrency)
         self.watch: list[Service] = []
         if settings.handler_seconds:
             watch_link = link("watch")
@@ -218,6 +215,15 @@ class ConsumerProgram:
                 "dead_letters": incarnation.acker.dead_letters,
             }
         return facts
+
+
+def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
+    """The runners that the handler asks for by what it is."""
+    if handler.batch is not None:
+        return batch_pool(handler, handler.batch, executor, slots)
+    if handler.is_async:
+        return [AsyncPool(executor, handler.call, slots)]
+    return [LaneWorker(number, executor, handler.call) for number in range(slots)]
 
 
 def _masters(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:
