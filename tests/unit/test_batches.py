@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -47,7 +48,9 @@ class TestDeclared:
 
         assert batch_of(Handle()) == Batch(100, 0.01, 1)
 
-    @pytest.mark.parametrize("wrong", [{"most": 0}, {"most": 10_001}, {"wait_s": -1}, {"wait_s": 61}, {"per_ticket": 0}, {"most": 2, "per_ticket": 3}])
+    @pytest.mark.parametrize(
+        "wrong", [{"most": 0}, {"most": 10_001}, {"wait_s": -1}, {"wait_s": 61}, {"per_ticket": 0}, {"most": 2, "per_ticket": 3}]
+    )
     def test_what_cannot_be_is_said_at_once(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="@batch"):
             batch(**wrong)
@@ -202,7 +205,7 @@ class TestPool:
         assert runners.calls == [["1-0", "2-0", "3-0"], ["4-0"]]
         spans = [(item.start_us, item.end_us) for item in runners.finished_items]
         assert spans == sorted(spans)
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)), "a ticket's executions do not overlap"
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "a ticket's executions do not overlap"
 
     def test_strict_acknowledgements_allow_one_of_a_ticket(self, is_async: bool) -> None:
         runners = Runners(lambda messages: None, is_async, strict=True, per_ticket=3)
