@@ -31,8 +31,9 @@ def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callabl
     with ``per_ticket`` above 1, and then in their order. (With USHER_ACK_MODE=strict there is never more than one.)
 
     To return None is to be done with all of them. To return a mapping, or to raise ``common.errors.PartialFailure``, says which ones
-    failed; a later message of the same ticket in the same call is then tried again too, also when it was done. To raise anything else
-    (but RetryLater) means that nobody knows whose fault it is: each message is then tried by itself, and fails or succeeds for itself.
+    failed; a later message of the same ticket in the same call is then tried again too, so the handler does best to leave it alone.
+    To raise anything else (but RetryLater) means that nobody knows whose fault it is: each message is then tried by itself, and fails
+    or succeeds for itself.
     """
     if callable(most):
         raise TypeError("write @batch() with parentheses")
