@@ -89,6 +89,7 @@ class StreamReader(Service):
         self._cursor = ZERO
         self._claim_s = 0.0
         self._position_s = 0.0
+        self._position_is_old = False
         self.stalls_after_s = 10.0 + shared.options.block_s
 
     def run_once(self) -> float:
@@ -166,10 +167,13 @@ class StreamReader(Service):
     def _save_position(self) -> None:
         try:
             self._stream.save_position()
+            self._position_is_old = False
         except GroupMissing:
             raise
         except (RedisTrouble, CommandRefused) as trouble:  # memory is full, for one; reading goes on
-            event(log, "position_not_saved", level=logging.WARNING, why=str(trouble))
+            if not self._position_is_old:
+                event(log, "position_not_saved", level=logging.WARNING, why=str(trouble))
+            self._position_is_old = True
 
     def interrupt(self) -> None:
         self._link.interrupt()

@@ -15,6 +15,7 @@ from common.producer import Outgoing, Producer, idmp_command
 from common.redis_client import CommandRefused, Link
 from common.streams import pairs
 from tests.integration.factories import World
+from tests.integration.memory import full_memory
 from tests.integration.test_send import usher_send
 from tests.proxy import Proxy
 
@@ -122,6 +123,14 @@ class TestSend:
         assert len(set(answers)) == links[0].call("XLEN", STREAM) == 50
         for one in links:
             one.close()
+
+
+def test_a_full_server_refuses_a_batch_as_a_whole(world: World) -> None:
+    producer = Producer(world.link, dedup_s=60, patience_s=0)
+    producer.send_many(messages("a"))
+    with full_memory(world.link), pytest.raises(NotNow):
+        producer.send_many(messages("b", "c"))
+    assert [one.repeated for one in producer.send_many(messages("a", "b", "c"))] == [True, False, False]
 
 
 class Lossy:

@@ -12,6 +12,7 @@ from common.redis_client import CommandRefused, Link
 from common.reliable_stream import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at, reader_name
 from common.stream_id import ZERO, Position, Span
 from common.streams import pairs
+from tests.integration.memory import full_memory
 
 KEYS = Keys("payments", "billing")
 #: A letter, a step that fails, an answer: ``stream_ack.lua``, ``stream_bury.lua``, ``stream_claim.lua``, ``stream_pass.lua``,
@@ -230,6 +231,25 @@ class TestClaiming:
         )  # fmt: skip
         assert pending(link) == {b"b": sent[1:]}
         assert link.call("EXISTS", KEYS.attempts) == 0
+
+
+class TestFullMemory:
+    def test_all_that_frees_something_works(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
+        sent = send(link, 1, 2, 3, 4, 5)
+        messages = a.read_new(10, None)
+        make_idle(link, "a", *sent[3:])
+        link.call("XDEL", KEYS.stream, sent[4])
+        with full_memory(link):
+            assert a.charge({sent[0]: 1}) == []
+            assert a.acknowledge(sent[:1], remove=True) == sent[:1]
+            assert a.move_to_dead_letters(messages[1:2], "x") == sent[1:2]
+            assert a.touch(sent[2:3]) == []
+            claimed = b.claim_idle(10, 60_000)
+            assert (ids(claimed.messages), claimed.gone) == (sent[3:4], sent[4:])
+            assert a.give_back(sent[2:3]) == []
+            assert a.leave()
+        assert pending(link) == {b"b": sent[3:4], RETURNED.encode(): sent[2:3]}
+        assert [letter[b"usher-id"] for letter in letters(link)] == [sent[1], sent[4]]
 
 
 class TestNames:

@@ -11,6 +11,9 @@ from common.message import unkeyed_ticket
 from consumer.owner_steps import Buried, Letter
 from master.intake import sort_out
 from master.leader_steps import Found, LeaderSteps, Rejected
+from master.service_port import _named
+from master.status import StatusReader
+from master.web.api import read_report
 from tests.integration.actors import MasterActor, Stage
 from tests.integration.factories import FIELD, World, plan
 
@@ -144,6 +147,25 @@ def test_a_new_leader_finds_them_in_processing_and_parked(stage: Stage, owner_li
     stage.finish(new, consumers, rounds=8)
     started_once(stage, ids)
     nothing_is_left(stage, new)
+
+
+def test_the_status_shows_it_without_a_ticket(stage: Stage) -> None:
+    m, a = stage.leader(spread=True), stage.consumer()
+    m.settle()
+    [entry_id] = send(stage)
+    m.settle()
+    [row] = StatusReader(stage.link, stage.keys).tickets("0", 100)["tickets"]
+    assert (row["ticket_id"], row["owner"], row["message_ids"]) == ("", a.incarnation, [entry_id.decode()])
+    a.work()
+    m.turn(*a.reports())
+
+
+def test_the_report_of_one_travels_without_a_ticket(stage: Stage) -> None:
+    a = stage.consumer()
+    item = (unkeyed_ticket(b"5-1"), 7, [b"5-1"])
+    report = read_report(a.reporter._body([item]))
+    assert [_named(one) for one in report.items] == [(unkeyed_ticket(b"5-1"), [b"5-1"])]
+    assert report.items[0].ticket_id == ""
 
 
 def test_a_drain_gives_them_back(stage: Stage) -> None:

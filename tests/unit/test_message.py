@@ -6,7 +6,7 @@ import pytest
 
 from common.clock import now_s
 from common.errors import MessageUndecodable
-from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value
+from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value, ticket_text, unkeyed_ticket
 from consumer.context import Message, OwnLease
 
 FLAT = [b"ticket_id", b"42", b"text", "h\u00e9".encode(), b"uid", b"order-7", b"body", b'{"a": 1}']
@@ -36,6 +36,13 @@ class TestTicket:
         with pytest.raises(MessageUndecodable) as refused:
             check_ticket(ticket)
         assert refused.value.reason == reason
+
+
+    def test_no_ticket_id_can_have_the_name_of_a_message_without_one(self) -> None:
+        with pytest.raises(MessageUndecodable):
+            check_ticket(unkeyed_ticket(b"5-1"))
+        assert (ticket_text(unkeyed_ticket(b"5-1")), ticket_text("t\u00fc".encode())) == ("", "t\u00fc")
+        assert Message(unkeyed_ticket(b"5-1"), b"5-1", 9, [], OwnLease(10.0, now_s())).ticket_id == ""
 
 
 class TestFields:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from common.message import unkeyed_ticket
 from common.run_log import Run, decode, encode
 from consumer.policy.acks import Finished
 
@@ -18,6 +19,11 @@ def test_what_a_consumer_notes_an_auditor_reads() -> None:
         Run("c1:9", "42", "5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),
         Run("c1:9", "t\u00fc \n", "18446744073709551615-1", 7, 3, 10, 20),
     ]
+
+
+def test_a_message_without_a_ticket_has_none_here() -> None:
+    [run] = decode(encode("c1:9", [Finished(unkeyed_ticket(b"5-1"), b"5-1", 7, 1, 10, 20)]))
+    assert (run.ticket, run.id) == ("", "5-1")
 
 
 def test_a_record_is_one_object_of_columns() -> None:
