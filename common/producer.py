@@ -6,8 +6,9 @@ No producer needs this (``XADD`` from any language is a valid message); it is fo
     producer.send("42", {"text": "hello"}, uid="order-7")
 
 A uid is remembered for ``dedup_s`` seconds from its first send, for all producers of the stream, together with the id of its entry: a
-repeat adds nothing and answers that id. What is remembered is in Redis and shares its fate: after a failover that lost the last moments, a
-repeat of one of these may be added again. What must not happen twice is guarded where it takes effect (``message.uid``).
+repeat adds nothing and answers that id. That costs a key per message: some 150 bytes and the uid. What is remembered is in Redis and
+shares its fate: after a failover that lost the last moments, a repeat of one of these may be added again. What must not happen twice is
+guarded where it takes effect (``message.uid``).
 
 Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION dedup_s
 IDMP-MAXSIZE 10000``), that is used; else one script per batch.

@@ -190,6 +190,14 @@ class TestPool:
         assert [sorted(call) for call in runners.calls] == [["1-0", "2-0", "3-0"], ["5-0", "6-0"]]
         assert runners.done("A") == ["1-0", "5-0"]
 
+    def test_what_is_ready_again_after_a_call_is_noticed_by_whoever_gathers(self, is_async: bool) -> None:
+        """Else the rest of a ticket would wait for the gatherer's longest wait, each time."""
+        runners = Runners(lambda messages: time.sleep(0.005), is_async, slots=2, wait_s=0.0)
+        runners.add(A=list(range(1, 31)))
+        with runners:
+            runners.until_over()
+        assert runners.done("A") == [f"{n}-0" for n in range(1, 31)]
+
     def test_a_full_batch_does_not_wait(self, is_async: bool) -> None:
         runners = Runners(lambda messages: None, is_async, most=3, wait_s=60)
         runners.add(**{f"T{n}": [n + 1] for n in range(6)})
