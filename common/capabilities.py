@@ -90,9 +90,16 @@ def _required(key: str) -> list[_Question]:
     ]
 
 
-def _used() -> list[_Question]:
+def _used(key: str) -> list[_Question]:
     """What Usher uses where it is there."""
     return [
+        _Question(
+            "idmp",
+            ("XADD", key, "NOMKSTREAM", "IDMP", "p", "i", "*", "f", "v"),
+            _is_understood,
+            "a message that is sent twice is added once, where the stream is set up for it (common/producer.py)",
+            "a script remembers uids, for producers that ask for it",
+        ),
         _Question(
             "script_flags",
             ("EVAL", _SCRIPT_WITH_FLAGS, 0),
@@ -141,13 +148,6 @@ def _not_used_yet(key: str) -> list[_Question]:
             "reading idle and new entries in one call",
             "XAUTOCLAIM",
         ),
-        _Question(
-            "idmp",
-            ("XADD", key, "NOMKSTREAM", "IDMP", "p", "i", "*", "f", "v"),
-            _is_understood,
-            "a message that is sent twice is added once",
-            "the uid of a message tells copies apart where it takes effect",
-        ),
         _Question("xnack", ("COMMAND", "INFO", "XNACK"), _is_listed, "giving an entry back", "XCLAIM to the reserved consumer `master`"),
         _Question(
             "xread_maxcount",
@@ -171,7 +171,7 @@ def ask(link: Link, absent_key: str) -> tuple[Capability, ...]:
 
     Raises RedisTrouble when Redis cannot be reached.
     """
-    groups = ((_required(absent_key), True, True), (_used(), False, True), (_not_used_yet(absent_key), False, False))
+    groups = ((_required(absent_key), True, True), (_used(absent_key), False, True), (_not_used_yet(absent_key), False, False))
     questions = [(question, required, used) for group, required, used in groups for question in group]
     replies = link.pipeline([question.ask for question, _, _ in questions])
     return (*(_answered(*asked, reply) for asked, reply in zip(questions, replies, strict=True)), _resp3(link))

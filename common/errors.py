@@ -6,6 +6,9 @@ means nobody knows. After the second, Redis is asked before anything else happen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class UsherError(Exception):
     """Something went wrong in Usher."""
@@ -81,6 +84,18 @@ class RetryLater(UsherError):
     def __init__(self, after_s: float, reason: str = "") -> None:
         self.after_s = float(after_s)
         super().__init__(reason or f"the handler asked to be called again in {after_s:g} s")
+
+
+class PartialFailure(UsherError):
+    """Raised by a batch handler: these messages of the call failed, all others are done.
+
+    ``failed`` maps each of them (the message itself, or its id) to what went wrong: an exception (RetryLater and GiveUp mean what they
+    mean elsewhere), or a text.
+    """
+
+    def __init__(self, failed: Mapping[Any, BaseException | str | None]) -> None:
+        self.failed = dict(failed)
+        super().__init__(f"{len(self.failed)} message(s) of the batch failed")
 
 
 class GiveUp(UsherError):

@@ -21,6 +21,15 @@ def _tagged(stream: str) -> str:
     return "{" + stream + "}"
 
 
+def uid_key(stream: str, uid: bytes) -> bytes:
+    """String with PX: the id of the entry that was added under this uid. Written by send (common/producer.py), for all groups of the stream.
+
+    >>> uid_key("ticket_stream", b"order-7")
+    b'{ticket_stream}:uid:order-7'
+    """
+    return f"{_tagged(stream)}:uid:".encode() + uid
+
+
 @dataclass(frozen=True)
 class Keys:
     """The keys of one ticket stream under one group.

@@ -12,6 +12,8 @@ from common.errors import MessageUndecodable
 #: Longest ticket id in bytes (RELIABILITY 6.1). Longer ones would travel through every index, inbox and log.
 LONGEST_TICKET = 256
 UID_FIELD = b"uid"
+#: No real ticket can begin with it: this byte never occurs in UTF-8.
+_UNKEYED = b"\xff"
 BODY_FIELD = b"body"
 
 
@@ -31,6 +33,24 @@ def check_ticket(ticket: bytes | None) -> bytes:
     except UnicodeDecodeError:
         raise MessageUndecodable("ticket_id_not_utf8") from None
     return ticket
+
+
+def unkeyed_ticket(stream_id: bytes) -> bytes:
+    """The name under which a message without a ticket id is a ticket of its own (USHER_UNKEYED=spread).
+
+    >>> unkeyed_ticket(b"5-1")
+    b'\\xff5-1'
+    """
+    return _UNKEYED + stream_id
+
+
+def ticket_text(ticket: bytes) -> str:
+    """The ticket id as handlers, reports, logs and pages have it; "" for a message without one.
+
+    >>> ticket_text(b"42"), ticket_text(unkeyed_ticket(b"5-1"))
+    ('42', '')
+    """
+    return "" if ticket.startswith(_UNKEYED) else ticket.decode()
 
 
 def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:

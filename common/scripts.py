@@ -43,7 +43,7 @@ class ScriptRunner:
         self._reads_flags: bool | None = None
         self._prepared: dict[str, tuple[str, str]] = {}
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+    def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
         """Run step ``name`` once. Raises what Link.call raises.
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.

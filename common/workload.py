@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +89,12 @@ def incidents(count: int, tickets: int, seed: int) -> Iterator[NewMessage]:
         yield NewMessage(f"INC{rank:07d}", fields)
 
 
+def numbered(messages: Iterable[NewMessage], name: str) -> Iterator[NewMessage]:
+    """The messages, each with a uid: ``name`` and its number."""
+    for number, message in enumerate(messages, 1):
+        yield NewMessage(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
+
+
 class CsvSource:
     """The rows of a CSV file as messages: column ``key`` names the ticket, every column becomes a field.
 
@@ -107,6 +113,11 @@ class CsvSource:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def columns(self) -> list[str]:
+        """The names in the header."""
+        return list(self._header)
 
     @property
     def size(self) -> int | None:

@@ -9,6 +9,7 @@ Threads and what they own
     read      batch_reader.py  inbox -> bodies of exactly those ids -> lanes
     work-N    worker_pool.py   runs lanes: short handlers one after another on one thread, others side by side
     async     async_pool.py    the same for ``async def`` handlers, on one event loop
+    (both)    batch_pool.py    the same for batch handlers: one call with messages of several lanes
     ack       acker.py         finished messages -> one ack script per batch; failures -> one charge script per batch; dead letters
     report    reporter.py      tells the leader over HTTP what Redis has accepted
     beat      heartbeat.py     renews the lease, in step with real progress
@@ -53,8 +54,9 @@ SIGTERM                         drain: no new starts, running ones finish, ackno
 
 from __future__ import annotations
 
-from common.errors import GiveUp, RetryLater
+from common.errors import GiveUp, PartialFailure, RetryLater
 from consumer.context import Message
+from consumer.declared import batch
 from consumer.options import handler
 
-__all__ = ["GiveUp", "Message", "RetryLater", "handler"]
+__all__ = ["GiveUp", "Message", "PartialFailure", "RetryLater", "batch", "handler"]

@@ -10,7 +10,6 @@ from typing import Any
 
 from common.clock import now_s
 from common.service import Service
-from consumer.context import Message
 from consumer.executor import Executor
 from consumer.handlers import check_ran
 from consumer.lane_keeper import MessageLane
@@ -26,7 +25,7 @@ class AsyncPool(Service):
     name = "async"
     stalls_after_s = math.inf  # one turn is the whole life of the loop
 
-    def __init__(self, executor: Executor, handle: Callable[[Message], Awaitable[Any]], slots: int) -> None:
+    def __init__(self, executor: Executor, handle: Callable[[Any], Awaitable[Any]], slots: int) -> None:
         super().__init__()
         self._executor = executor
         self._handle = handle
@@ -48,22 +47,24 @@ class AsyncPool(Service):
 
     def _ring(self) -> None:
         loop, news = self._event_loop, self._news
-        if loop is not None and news is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(news.set)
+        if loop is not None and news is not None:
+            try:
+                loop.call_soon_threadsafe(news.set)
+            except RuntimeError:
+                pass  # the loop is closed: nothing is to be begun any more, and whoever rings is not to blame
 
     async def _take_lanes(self) -> None:
         self._news = asyncio.Event()
         self._event_loop = asyncio.get_running_loop()
-        keeper = self._executor.keeper
         tasks: set[asyncio.Task[None]] = set()
         while not self.stopping:
             self._news.clear()
-            while len(tasks) < self._slots and (lane := keeper.take_now()) is not None:
-                task = asyncio.create_task(self._run(lane))
+            while len(tasks) < self._slots and (work := self._next_work()) is not None:
+                task = asyncio.create_task(self._run(work))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 task.add_done_callback(self._over)
-            due_s = keeper.next_due_s()
+            due_s = self._due_s()
             wait_s = _LONGEST_WAIT_S if due_s is None else min(_LONGEST_WAIT_S, max(0.0, due_s - now_s()))
             try:
                 await asyncio.wait_for(self._news.wait(), wait_s)
@@ -72,6 +73,14 @@ class AsyncPool(Service):
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
 
+    def _next_work(self) -> Any:
+        """What ``_run`` can begin with now, or None."""
+        return self._executor.keeper.take_now()
+
+    def _due_s(self) -> float | None:
+        """When to look again even if nothing rings."""
+        return self._executor.keeper.next_due_s()
+
     def _over(self, task: asyncio.Task[None]) -> None:
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
@@ -79,6 +88,7 @@ class AsyncPool(Service):
         self._ring()
 
     async def _run(self, lane: MessageLane) -> None:
+        """One lane, for a slice of messages."""
         executor = self._executor
         began_ns = time.monotonic_ns()
         count = 0

@@ -8,7 +8,7 @@ import orjson
 
 from common.attempts import NEVER, Attempts
 from common.clock import now_s
-from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value
+from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value, ticket_text
 
 
 class OwnLease:
@@ -49,7 +49,7 @@ class Message:
     """
 
     __slots__ = (
-        *("_fields", "_flat", "_lease", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
+        *("_fields", "_flat", "_lease", "alone", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
         *("losses", "plain", "slot", "start_us", "stream_id", "ticket"),
     )
 
@@ -65,6 +65,7 @@ class Message:
         self.attempt, self.failures, self.crashes, self.losses = known
         self.plain = known is NEVER and flat is not None  # nothing speaks against starting it at once
         self.slot = self.first_ms = 0  # the journal's slot; 0: none
+        self.alone = False  # it was in a call of several messages that failed as a whole: the next call is about it alone
         self.deadline: float | None = None
         self._flat = flat
         self._fields: dict[str, str] | None = None
@@ -77,7 +78,8 @@ class Message:
 
     @property
     def ticket_id(self) -> str:
-        return self.ticket.decode()
+        """The ticket's id; "" when the message has none (USHER_UNKEYED=spread): then ``ticket`` names this message and no other."""
+        return ticket_text(self.ticket)
 
     @property
     def id(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -121,7 +121,9 @@ class Executor:
             self.bury(lane, message, Bury("body_gone", ""))
             return False
         if message.failures >= self._policy.max_attempts:
-            self.bury(lane, message, Bury("attempts_exhausted", "its handler was ended with its process every time"))
+            why = "its handler was ended with its process every time"
+            event(log, "message_given_up", level=logging.ERROR, reason="attempts_exhausted", **message.facts(), error=why)
+            self.bury(lane, message, Bury("attempts_exhausted", why))
             return False
         asked = isolation(message.known, self._policy.max_attempts)
         if asked > lane.isolation:
@@ -185,6 +187,13 @@ class Executor:
             self._accounts.failed(failure)
             self.keeper.retry(lane, message, due_s)
 
+    def put_back(self, lane: MessageLane, messages: Sequence[Message]) -> None:
+        """Messages that were started, in one call with others, and must wait for an earlier one of their ticket. The lane stays the runner's."""
+        for message in messages:
+            self._note_end(message)
+            self.running.pop(id(message), None)
+        self.keeper.put_back(lane, messages)
+
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
         """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""
         self.keeper.hold(lane)
@@ -194,6 +203,7 @@ class Executor:
         """Something of ours failed around a handler call: this incarnation cannot vouch for its lanes any more."""
         event(log, "runner_broken", level=logging.CRITICAL, error=told(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
+
 
 def _outcome(problem: BaseException) -> str:
     """The word of the run log for an execution that ended in ``problem``."""

@@ -13,6 +13,7 @@ from typing import Any
 import common
 from common.errors import HandlerUnusable
 from consumer.context import Message
+from consumer.declared import Batch, batch_of
 from consumer.options import HandlerOptions, options_of
 
 Handle = Callable[[Message], Any]
@@ -21,12 +22,13 @@ AsyncHandle = Callable[[Message], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Handler:
-    """A handler and how it is called: on a thread, or on the event loop when it is ``async def``."""
+    """A handler and how it is called: on a thread, or on the event loop when it is ``async def``; with ``batch``, with a list of messages."""
 
-    call: Callable[[Message], Any]
+    call: Callable[[Any], Any]
     is_async: bool
     spec: str
     options: HandlerOptions = field(default_factory=HandlerOptions)
+    batch: Batch | None = None
 
 
 def load_handler(spec: str) -> Handler:
@@ -51,7 +53,7 @@ def load_handler(spec: str) -> Handler:
     _check_one_argument(spec, target)
     _check_runs(spec, target)
     is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
-    return Handler(target, is_async, spec, options_of(target))
+    return Handler(target, is_async, spec, options_of(target), batch_of(target))
 
 
 def check_ran(result: object) -> None:

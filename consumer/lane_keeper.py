@@ -175,6 +175,11 @@ class LaneKeeper:
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
 
+    def put_back(self, lane: MessageLane, messages: Sequence[Message]) -> None:
+        """The runner took these and did not end them: they come first in the lane again. It still runs the lane."""
+        with self.lock:
+            self._board.put_back(lane, messages)
+
     def set_apart(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
         """``message`` was not started: it comes first in the lane again, and runs only where nothing else than ``isolation`` allows does."""
         with self._changed:
@@ -194,6 +199,7 @@ class LaneKeeper:
         with self._changed:
             self._paused = True
             self._changed.notify_all()
+        self.on_ready()
 
     @property
     def paused(self) -> bool:

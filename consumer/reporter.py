@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import orjson
 
 from common.log import event
+from common.message import ticket_text
 from common.service import Service
 from consumer.master_client import MasterClient, MasterUnavailable
 
@@ -90,7 +91,8 @@ class Reporter(Service):
 
     def _body(self, report: list[Item]) -> bytes:
         tickets = [
-            {"ticket_id": ticket.decode(), "fence": fence, "message_ids": [entry_id.decode() for entry_id in ids]} for ticket, fence, ids in report
+            {"ticket_id": ticket_text(ticket), "fence": fence, "message_ids": [entry_id.decode() for entry_id in ids]}
+            for ticket, fence, ids in report
         ]
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
 

@@ -25,6 +25,7 @@ from common.scripts import ScriptRunner
 from common.service import Service
 from consumer.acker import Acker
 from consumer.async_pool import AsyncPool
+from consumer.batch_pool import batch_pool
 from consumer.batch_reader import BatchReader
 from consumer.context import OwnLease
 from consumer.drain import Drain
@@ -52,6 +53,24 @@ log = logging.getLogger(__name__)
 _JOIN_S = 2.0
 
 
+class _Wires:
+    """Connections of one incarnation, and the owner's steps over them."""
+
+    def __init__(self, redis_url: str, keys: Keys, taken: Taken, on_lost: Callable[[str], None]) -> None:
+        self._redis_url = redis_url
+        self._keys = keys
+        self._registration = taken.registration
+        # After a restart or a failover of Redis an incarnation ends: fences and acknowledgements that it remembers may be lost there, and
+        # an old fence in a restored index would be handed to it again.
+        self._same_server = SameServer(on_lost)
+
+    def link(self, role: str, timeout_s: float = 5.0) -> Link:
+        return Link(self._redis_url, f"consumer:{self._registration.incarnation}:{role}", timeout_s, self._same_server)
+
+    def steps(self, link: Link) -> OwnerSteps:
+        return OwnerSteps(ScriptRunner(link), self._keys, self._registration)
+
+
 class Incarnation:
     """The services of one start of the consumer, from the moment its name is taken."""
 
@@ -67,17 +86,8 @@ class Incarnation:
     ) -> None:
         name = taken.registration.incarnation
         keys = Keys(settings.ticket_stream, settings.group)
-
-        # After a restart or a failover of Redis an incarnation ends: fences and acknowledgements that it remembers may be lost there, and
-        # an old fence in a restored index would be handed to it again.
-        same_server = SameServer(on_lost)
-
-        def link(role: str, timeout_s: float = 5.0) -> Link:
-            return Link(redis_url, f"consumer:{name}:{role}", timeout_s, same_server)
-
-        def steps(role_link: Link) -> OwnerSteps:
-            return OwnerSteps(ScriptRunner(role_link), keys, taken.registration)
-
+        wires = _Wires(redis_url, keys, taken, on_lost)
+        link, steps = wires.link, wires.steps
         self.name = name
         self.is_over = False
         self._journal = journal
@@ -97,23 +107,19 @@ class Incarnation:
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool: list[Service] = (
-            [AsyncPool(self.executor, handler.call, settings.concurrency)]
-            if handler.is_async
-            else [LaneWorker(number, self.executor, handler.call) for number in range(settings.concurrency)]
-        )
-        self.watch: list[Service] = []
-        if limit_s:
-            watch_link, running = link("watch"), self.executor.running
-            dog = Watchdog(
-                *(watch_link, steps(watch_link), lambda: list(running.values()), lambda: self.acker.is_flushed),
-                *(journal, limit_s, settings.run_log_length, on_lost),
-            )
-            self.watch.append(dog)
+        self.pool = _pool(handler, self.executor, settings.concurrency)
+        self.watch: list[Service] = [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         self._drain_link = link("drain")
         self._drain_steps = steps(self._drain_link)
         self._drain = Drain(self._drain_steps, self.keeper, self.reader, self.acker, int(taken.lease_s * 1000), self._deregister)
         self._goodbye = _masters(settings, taken.leader_url)
+
+    def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:
+        link, running = wires.link("watch"), self.executor.running
+        return Watchdog(
+            *(link, wires.steps(link), lambda: list(running.values()), lambda: self.acker.is_flushed),
+            *(self._journal, limit_s, run_log_length, on_lost),
+        )
 
     @property
     def services(self) -> list[Service]:
@@ -232,7 +238,8 @@ class ConsumerProgram:
             if self._stopped:
                 return  # nothing was handed over yet, or the leader takes it back when the lease ends
             try:
-                name, slots = taken.registration.incarnation, self._settings.concurrency
+                name, batch = taken.registration.incarnation, self._handler.batch
+                slots = self._settings.concurrency * (batch.most if batch is not None else 1)
                 self._journal = Journal(self._journal_path(), self._origin(), name, slots)
                 self._incarnation = Incarnation(self._settings, self._redis_url, taken, self._handler, self._journal, self._lost, self._metrics)
                 self._incarnation.start()
@@ -280,6 +287,15 @@ def _terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPoli
     """What holds for the handler: attempts and waits, and the longest it may run."""
     base_s, cap_s = given(asked.backoff_s, settings.retry_seconds), given(asked.backoff_cap_s, settings.retry_cap_seconds)
     return RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s), given(asked.deadline_s, settings.handler_seconds)
+
+
+def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
+    """The runners that the handler asks for by what it is."""
+    if handler.batch is not None:
+        return batch_pool(handler, handler.batch, executor, slots)
+    if handler.is_async:
+        return [AsyncPool(executor, handler.call, slots)]
+    return [LaneWorker(number, executor, handler.call) for number in range(slots)]
 
 
 def _masters(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:

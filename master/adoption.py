@@ -179,7 +179,7 @@ def _take_in_parked(board: Board, steps: LeaderSteps, repeats_until: bytes | Non
     again = -1 if repeats_until is None else rank(repeats_until)
     while True:
         page = steps.read_parked(after, _PAGE)
-        usable, rejected = sort_out(page.found)
+        usable, rejected = sort_out(page.found, steps.spread)
         known, unknown = [], []
         for entry_id, ticket in usable:
             if rank(entry_id) <= again or board.runs(ticket, entry_id):

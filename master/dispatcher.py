@@ -57,6 +57,7 @@ class Limits:
     min_idle_ms: int
     ticket_field: str
     longest_message: int = 0
+    spread: bool = False
 
 
 @dataclass
@@ -196,7 +197,8 @@ class Dispatcher(Service):
 
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
-        steps = LeaderSteps(self._scripts, self._keys, epoch, self._limits.ticket_field, self._limits.longest_message)
+        limits = self._limits
+        steps = LeaderSteps(self._scripts, self._keys, epoch, limits.ticket_field, limits.longest_message, limits.spread)
         steps.check()
         self._connection = self._link.connections
         started = now_s()
@@ -366,7 +368,7 @@ class Dispatcher(Service):
         if found:
             self._last_read = found[-1].id
             self._memory = self._memory.read(found[0].id, found[-1].id)
-            usable, rejected = sort_out(found)
+            usable, rejected = sort_out(found, self._limits.spread)
             self._rejected += rejected
             known: list[tuple[bytes, bytes]] = []
             if self._repeats_until is not None:

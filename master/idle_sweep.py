@@ -42,7 +42,7 @@ class IdleSweep:
             former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})
             event(log, "strays_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former))
             self.found += len(swept.strays)
-            usable, unusable = sort_out(found for found, _ in swept.strays)
+            usable, unusable = sort_out((found for found, _ in swept.strays), steps.spread)
             board.take_in(usable)
             rejected += unusable
         if swept.gone:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from common.errors import MessageUndecodable
-from common.message import LONGEST_TICKET, check_ticket
+from common.message import LONGEST_TICKET, check_ticket, unkeyed_ticket
 from common.redis_client import Link
 from common.service import Service
 from common.streams import TicketStream
@@ -62,8 +62,11 @@ class Doorbell(Service):
         self._link.close()
 
 
-def sort_out(found: Iterable[Found]) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
-    """(id, ticket) of what can be handed over, and what must become a dead letter, with the reason."""
+def sort_out(found: Iterable[Found], spread: bool = False) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
+    """(id, ticket) of what can be handed over, and what must become a dead letter, with the reason.
+
+    With ``spread`` a message without a ticket id is a ticket of its own, so it waits for no other, and any consumer may get it.
+    """
     usable: list[tuple[bytes, bytes]] = []
     rejected: list[Rejected] = []
     for entry in found:
@@ -73,5 +76,8 @@ def sort_out(found: Iterable[Found]) -> tuple[list[tuple[bytes, bytes]], list[Re
         try:
             usable.append((entry.id, check_ticket(entry.ticket)))
         except MessageUndecodable as why:
+            if spread and entry.ticket is None:
+                usable.append((entry.id, unkeyed_ticket(entry.id)))
+                continue
             rejected.append(Rejected(entry.id, (entry.ticket or b"")[:_SHOWN], why.reason))
     return usable, rejected

@@ -81,13 +81,16 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
 
 
 class LeaderSteps:
-    """The steps of one leader in one epoch."""
+    """The steps of one leader in one epoch. ``spread``: what is found without a ticket id may be handed over (``master.intake.sort_out``)."""
 
-    def __init__(self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str, longest_message: int = 0) -> None:
+    def __init__(
+        self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str, longest_message: int = 0, spread: bool = False
+    ) -> None:
         self._scripts = scripts
         self._keys = keys
         self._reading = (ticket_field, LONGEST_TICKET, longest_message)
         self.epoch = epoch
+        self.spread = spread
 
     def check(self) -> None:
         """Raise Fenced unless the leader key holds our epoch."""

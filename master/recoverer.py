@@ -53,7 +53,7 @@ class Recoverer:
             self._forget(incarnation)
             board.keep(incarnation)
             return True
-        usable, unusable = sort_out(page.found)
+        usable, unusable = sort_out(page.found, steps.spread)
         board.take_in(usable)
         rejected += unusable
         self._taken[incarnation] += page.size

@@ -8,13 +8,14 @@ from typing import Any
 
 from common.clock import now_s
 from common.health import Health, judge
+from common.message import unkeyed_ticket
 from common.registration import Registration
 from common.service import Service
 from master.dispatcher import Dispatcher, Report
 from master.elector import Lead
 from master.membership import Membership, NameInUse, RegistrationOver
 from master.status import StatusReader
-from master.web.ports import AckReport, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
+from master.web.ports import AckItem, AckReport, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 
 #: A report waits for the dispatcher's next turn; one that takes longer is answered "not leader" and comes again.
 _ANSWER_S = 2.0
@@ -64,7 +65,7 @@ class ServicePort:
     def acknowledge(self, report: AckReport) -> list[list[str]]:
         if not self._dispatcher.leads:
             raise NotLeader(self._lead.leader_url)
-        posted = Report(report.incarnation, [(item.ticket_id.encode(), [mid.encode() for mid in item.message_ids]) for item in report.items])
+        posted = Report(report.incarnation, [_named(item) for item in report.items])
         self._dispatcher.post(posted)
         posted.answered.wait(_ANSWER_S)
         if posted.answers is None:
@@ -90,3 +91,9 @@ class ServicePort:
 
     def leading(self) -> dict[str, Any]:
         return {"leader": self._dispatcher.leads, "leader_url": self._lead.leader_url, "epoch": self._lead.epoch}
+
+
+def _named(item: AckItem) -> tuple[bytes, list[bytes]]:
+    """Ticket and ids of an item; one without a ticket id is about one message, which is a ticket of its own."""
+    ids = [message_id.encode() for message_id in item.message_ids]
+    return item.ticket_id.encode() or unkeyed_ticket(ids[0]), ids

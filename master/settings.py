@@ -25,4 +25,9 @@ class MasterSettings(CommonSettings):
     health_hosts: str = Field("127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks, names; comma separated.")
     sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")
     reconcile_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis.")
+    unkeyed: str = Field(
+        "reject",
+        pattern=r"^(reject|spread)$",
+        description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
+    )
     insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.errors import GroupMissing
 from common.keys import MASTER, Keys
+from common.message import ticket_text
 from common.redis_client import CommandRefused, Link
 from common.registration import name_of
 from common.scripts import ScriptRunner
@@ -128,7 +129,10 @@ class StatusReader:
 
 def shown(ticket: bytes, value: bytes) -> dict[str, Any]:
     """A record of the index as people and programs get it."""
-    row: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace")}
+    try:
+        row: dict[str, Any] = {"ticket_id": ticket_text(ticket)}
+    except UnicodeDecodeError:  # somebody else's field
+        row = {"ticket_id": ticket.decode(errors="replace")}
     try:
         record: Record = parse_record(value)
     except ValueError:

@@ -51,6 +51,7 @@ class MasterProgram:
             min_idle_ms=2 * lease_ms,
             ticket_field=settings.ticket_field,
             longest_message=settings.longest_message_bytes,
+            spread=settings.unkeyed == "spread",
         )
         self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, limits)
         self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)

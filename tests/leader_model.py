@@ -54,6 +54,8 @@ class RedisModel:
     From version 7 on Redis drops an entry whose body is gone from the pending list when somebody claims it.
     """
 
+    spread = False
+
     def __init__(self, claiming_drops_the_bodiless: bool = True) -> None:
         self._drops_bodiless = claiming_drops_the_bodiless
         self.pending: dict[bytes, str] = {}

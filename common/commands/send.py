@@ -14,12 +14,12 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from common.commands.sender import Sender, SendingStopped, batches, paced
+from common.commands.sender import RecognisedSender, Sender, SendingStopped, batches, paced
 from common.embedded import resolve_redis_url
 from common.errors import NotNow
 from common.redis_client import Link, check_reachable
 from common.settings import CommonSettings, load, options
-from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents
+from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
 
 
 @click.command(help="Send messages: the rows of a CSV file, a made-up incident workload, or one message (FIELD=VALUE ...).")
@@ -30,6 +30,12 @@ from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same messages.")
 @click.option("--ticket", metavar="ID", help="Send one message of this ticket, with the fields given as FIELD=VALUE.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Messages per second. Default: as fast as Redis takes them.")
+@click.option(
+    "--dedup",
+    type=click.FloatRange(min=1, max=86_400),
+    metavar="SECONDS",
+    help="Send a message only if its field uid was not sent in the last SECONDS. Lost answers are asked for again.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
 @click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
 @options(CommonSettings)
@@ -43,6 +49,9 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         link = Link(url, "usher:send")
         stack.callback(link.close)
         sender = Sender(link, settings.ticket_stream, settings.ticket_field)
+        if given["dedup"]:
+            sender = RecognisedSender(link, settings.ticket_stream, settings.ticket_field, dedup_s=given["dedup"])
+            source = _recognisable(source, given)
         sys.exit(_sent(sender, source, given["rate"], given["as_json"]))
 
 
@@ -55,6 +64,18 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
+
+
+def _recognisable(source: Any, given: dict[str, Any]) -> Any:
+    """The source, with a uid in every message: made-up ones get it here, all others must have it."""
+    if given["simulate"] is not None:
+        return numbered(source, f"simulated-{given['seed']}-{given['tickets']}")
+    if isinstance(source, CsvSource):
+        if "uid" not in source.columns:
+            raise click.UsageError("--dedup needs a column uid: by it a message is recognised when it is sent again")
+    elif "uid" not in source[0].fields:
+        raise click.UsageError("--dedup needs a field uid=...: by it the message is recognised when it is sent again")
+    return source
 
 
 def _source(stack: contextlib.ExitStack, settings: CommonSettings, given: dict[str, Any]) -> CsvSource | list[NewMessage] | Iterator[NewMessage]:
@@ -97,10 +118,12 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool) -> int
 
 
 def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json: bool) -> None:
+    repeated = sender.repeated if isinstance(sender, RecognisedSender) else 0
     speed = round(sender.accepted / seconds, 1) if seconds > 0 else 0.0
     if as_json:
         document = {
             "sent": sender.accepted,
+            "repeated": repeated,
             "unknown": sender.unknown,
             "stream": sender.stream,
             "last_id": last_id.decode(),
@@ -111,7 +134,8 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
         click.echo(orjson.dumps(document))
     else:
         single = f", id {last_id.decode()}" if sender.accepted == 1 and last_id else ""
-        click.echo(f"{sender.accepted:,} sent to {sender.stream} in {seconds:.1f} s ({speed:,.0f}/s){single}")
+        repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
+        click.echo(f"{sender.accepted:,} sent to {sender.stream} in {seconds:.1f} s ({speed:,.0f}/s){single}{repeats}")
     if trouble:
         click.echo(f"usher: {trouble}", err=True)
         unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""

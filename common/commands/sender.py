@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common.errors import ReplyUnknown, UsherError
-from common.redis_client import Link
+from common.errors import MessageUndecodable, ReplyUnknown, UsherError
+from common.producer import Outgoing, Producer
+from common.redis_client import CommandRefused, Link
 from common.workload import NewMessage
 
 #: Messages per round trip; more does not make it faster, and less would be lost from sight with the reply.
@@ -57,6 +58,33 @@ class Sender:
             first = next(index for index, reply in enumerate(replies) if not isinstance(reply, bytes))
             raise SendingStopped(f"message {self.accepted - len(ids) + first + 1} was refused: {replies[first]}")
         return ids
+
+
+@dataclass
+class RecognisedSender(Sender):
+    """The same for messages that all have a uid: a batch whose answer got lost is sent again, and what was there is not added again.
+
+    ``repeated`` counts messages that were there; they are not among ``accepted``.
+    """
+
+    dedup_s: float = 0.0
+    repeated: int = 0
+
+    def __post_init__(self) -> None:
+        self._producer = Producer(self.link, self.stream, self.ticket_field, self.dedup_s)
+
+    def send(self, batch: Sequence[NewMessage]) -> list[bytes]:
+        """Ids in order, those of first sends included. Raises SendingStopped, and NotNow when the last trial did not happen."""
+        self.unknown = len(batch)
+        try:
+            sent = self._producer.send_many(Outgoing(message.ticket_id, message.fields) for message in batch)
+        except (ReplyUnknown, CommandRefused, ValueError, MessageUndecodable) as trouble:
+            raise SendingStopped(str(trouble)) from trouble
+        self.unknown = 0
+        known = sum(one.repeated is True for one in sent)
+        self.repeated += known
+        self.accepted += len(sent) - known
+        return [one.id.encode() for one in sent]
 
 
 def batches(messages: Iterable[NewMessage], size: int = BATCH) -> Iterator[list[NewMessage]]:

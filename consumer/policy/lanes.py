@@ -141,6 +141,14 @@ class LaneBoard(Generic[M]):
         if self._put_back(lane, message):
             self._wait(lane, due_s)
 
+    def put_back(self, lane: Lane[M], messages: Sequence[M]) -> None:
+        """Its runner took these and did not end them: they come first in it again, in their order. If the ticket was forgotten while they
+        ran, they are dropped."""
+        if lane.forgotten:
+            self.done([message.stream_id for message in messages])
+        else:
+            lane.queue.extendleft(reversed(messages))
+
     def hold_until(self, lane: Lane[M], due_s: float) -> None:
         """Its runner is done with it; it is ready again at ``due_s``."""
         self.running -= 1

@@ -91,7 +91,7 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
     for row in rows:
         ids = row.get("message_ids") or []
         oldest = ids[0] if ids else ""
-        cells.append((row["ticket_id"], row["state"], row.get("consumer_name", ""), len(ids), oldest, str(row.get("fence", ""))))
+        cells.append((row["ticket_id"] or "(none)", row["state"], row.get("consumer_name", ""), len(ids), oldest, str(row.get("fence", ""))))
     return table(title, ("ticket", "state", "consumer", "messages", "oldest message", "fence"), cells, numbers=("messages",))
 
 

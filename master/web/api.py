@@ -152,12 +152,14 @@ def _report_of(document: object) -> AckReport:
             raise _unfit(f"tickets.{len(items)}", _NO_ITEM) from None
         if len(item) != 3:
             raise _unfit(f"tickets.{len(items)}", _NO_ITEM)
-        if type(ticket_id) is not str or not _fits(ticket_id):
-            raise _unfit(f"tickets.{len(items)}.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
+        if type(ticket_id) is not str or not (ticket_id == "" or _fits(ticket_id)):
+            raise _unfit(f"tickets.{len(items)}.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes, or empty for a message without one")
         if type(fence) is not int or not 0 <= fence <= _LARGEST_FENCE:
             raise _unfit(f"tickets.{len(items)}.fence", f"must be a whole number from 0 to {_LARGEST_FENCE}")
         if type(ids) is not list or not ids:
             raise _unfit(f"tickets.{len(items)}.message_ids", "must be a list that is not empty")
+        if not ticket_id and len(ids) > 1:
+            raise _unfit(f"tickets.{len(items)}.message_ids", "must be one id where ticket_id is empty")
         items.append(AckItem(ticket_id, fence, tuple(ids)))
         message_ids += ids
     if len(message_ids) > MOST_MESSAGES:

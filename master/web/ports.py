@@ -35,7 +35,10 @@ class RegisterAnswer:
 
 
 class AckItem(NamedTuple):
-    """Messages of one ticket, in stream order, that Redis has as acknowledged. A named tuple: a report has up to a thousand."""
+    """Messages of one ticket, in stream order, that Redis has as acknowledged; or one message without a ticket id (``ticket_id`` is "").
+
+    A named tuple: a report has up to a thousand.
+    """
 
     ticket_id: str
     fence: int

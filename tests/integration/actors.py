@@ -426,9 +426,12 @@ class Stage:
         self.link.call("FLUSHALL")
         return Stage(self.url)
 
-    def master(self, name: str = "m1", *, dispatch_url: str = "", batch: int = 100, window: int = 100, reconcile_s: float = 1e9) -> MasterActor:
+    def master(
+        self, name: str = "m1", *, dispatch_url: str = "", batch: int = 100, window: int = 100, reconcile_s: float = 1e9, spread: bool = False
+    ) -> MasterActor:
         """A master; ``elect`` makes it lead."""
-        made = MasterActor(self.url, self.keys, name, Limits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD), dispatch_url=dispatch_url)
+        limits = Limits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread)
+        made = MasterActor(self.url, self.keys, name, limits, dispatch_url=dispatch_url)
         self._open.append(made)
         return made
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import HandlerUnusable
+from consumer.declared import Batch
 from consumer.handlers import load_handler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,16 @@ def refusal(spec: str) -> str:
 
 
 class TestFound:
+    @pytest.mark.parametrize("word", ["def", "async def"])
+    def test_a_batch_handler_says_how_it_is_called(self, project: Path, word: str) -> None:
+        write(project, "many.py", f"from consumer import batch\n@batch(most=5, wait_s=0.5, per_ticket=2)\n{word} handle(messages): ...")
+        handler = load_handler("many:handle")
+        assert (handler.batch, handler.is_async) == (Batch(5, 0.5, 2), word != "def")
+
+    def test_a_batch_that_cannot_be_is_said_at_the_start(self, project: Path) -> None:
+        write(project, "many.py", "from consumer import batch\n@batch\ndef handle(messages): ...")
+        assert "write @batch() with parentheses" in refusal("many:handle")
+
     def test_a_function_in_the_current_folder(self, project: Path) -> None:
         write(project, "orders.py", "def handle(message): return ('seen', message)")
         handler = load_handler("orders:handle")

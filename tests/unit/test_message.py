@@ -7,7 +7,7 @@ import pytest
 from common.attempts import NEVER, Attempts
 from common.clock import now_s
 from common.errors import MessageUndecodable
-from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value
+from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value, ticket_text, unkeyed_ticket
 from consumer.context import Message, OwnLease
 from consumer.journal import Journal
 
@@ -38,6 +38,13 @@ class TestTicket:
         with pytest.raises(MessageUndecodable) as refused:
             check_ticket(ticket)
         assert refused.value.reason == reason
+
+
+    def test_no_ticket_id_can_have_the_name_of_a_message_without_one(self) -> None:
+        with pytest.raises(MessageUndecodable):
+            check_ticket(unkeyed_ticket(b"5-1"))
+        assert (ticket_text(unkeyed_ticket(b"5-1")), ticket_text("t\u00fc".encode())) == ("", "t\u00fc")
+        assert Message(unkeyed_ticket(b"5-1"), b"5-1", 9, [], OwnLease(10.0, now_s())).ticket_id == ""
 
 
 class TestFields:

@@ -17,9 +17,10 @@ from consumer.async_pool import AsyncPool
 from consumer.context import Message, OwnLease
 from consumer.executor import Executor
 from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.acks import Finished
+from consumer.policy.acks import Failure, Finished
 from consumer.policy.outcome import Bury, RetryPolicy
 from consumer.worker_pool import LaneWorker
+from tests.books import Book
 
 
 class Accounts:
@@ -32,6 +33,8 @@ class Accounts:
     def finished(self, item: Finished) -> None:
         self.done.append(item.stream_id)
 
+    def failed(self, failure: Failure) -> None: ...
+
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
         self.buried.append(bury)
 
@@ -39,7 +42,7 @@ class Accounts:
 def _run(pool: Callable[[Executor], Service]) -> Accounts:
     """Give one message to a pool of one slot, whose handler has one attempt."""
     keeper, accounts, lease = LaneKeeper(), Accounts(), OwnLease(60.0, now_s())
-    executor = Executor(keeper, accounts, lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
+    executor = Executor(keeper, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
     keeper.add([(b"T", [Message(b"T", b"1-1", 5, [], lease)])])
     service = pool(executor)
     service.start()

@@ -166,7 +166,7 @@ def test_a_report_is_read() -> None:
         {"incarnation": "c1:123"},
         *(_report(incarnation=wrong) for wrong in (None, 5, "", "c1", "c1:", ":1", "c1:x", "c1:1\n", "-c:1", "c 1:1", "c1:\u0661", "a" * 65 + ":1")),
         *(_report(tickets=wrong) for wrong in (None, {}, [], "T", [None], [[]], [{}])),
-        *(_item(ticket_id=wrong) for wrong in (None, 5, "", "t" * 257, "ä" * 129, ["T"])),
+        *(_item(ticket_id=wrong) for wrong in (None, 5, "t" * 257, "ä" * 129, ["T"])),
         *(_item(fence=wrong) for wrong in (None, True, "5", 5.0, -1, 2**63, 2**64)),
         *(_item(message_ids=wrong) for wrong in (None, [], "1-0", {"1-0": 1}, [1], [None], ["1-0", 2])),
         *(
@@ -176,6 +176,7 @@ def test_a_report_is_read() -> None:
         _item(extra=1),
         _item(message_ids=["1-0"] * (MOST_MESSAGES + 1)),
         _report(tickets=[{"ticket_id": "T", "fence": 5, "message_ids": ["1-0"] * 600}] * 2),
+        _item(ticket_id="", message_ids=["1-0", "2-0"]),
     ],
 )
 def test_a_report_that_is_not_one_is_422(document: object) -> None:
@@ -188,6 +189,7 @@ def test_a_report_that_is_not_one_is_422(document: object) -> None:
         _item(message_ids=["1-0"] * MOST_MESSAGES),
         _item(message_ids=["9" * 20 + "-" + "9" * 20]),
         _item(ticket_id="t" * 256),
+        _item(ticket_id=""),
         _item(ticket_id="ä" * 128),
         _item(ticket_id="a\0b/../{x}"),
         _item(fence=0),

@@ -1,0 +1,28 @@
+-- stream_bury: a plain reader gives up on entries of its own: they become dead letters and leave group and stream.
+-- KEYS: 1 stream, 2 dead, 3 attempts
+-- ARGV: 1 group, 2 reader, 3 "1" to remove the entries, else "", then for each: id, reason, error, attempts, first start in ms, last start in ms
+-- Returns: for each id 1 (a letter was written) or 0 (not pending for this reader)
+-- Why Lua: letter, XACK and XDEL are one step: a crash in between would lose the message or keep it in two places. As in stream_ack an
+--          entry is removed only while this is the stream's only group.
+-- Memory: works when full
+--- @include bury
+--- @include at_full_memory
+local stream, group, reader = KEYS[1], ARGV[1], ARGV[2]
+redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed
+at_full_memory(KEYS[3])
+local removes = ARGV[3] == '1' and #redis.call('XINFO', 'GROUPS', stream) == 1
+local reply = {}
+for at = 4, #ARGV, 6 do
+  local id = ARGV[at]
+  if #redis.call('XPENDING', stream, group, id, id, 1, reader) == 1 then
+    local fields = body_of(stream, id)
+    bury(KEYS[2], id, '', fields and ARGV[at + 1] or 'body_gone', ARGV[at + 2], ARGV[at + 3], reader, ARGV[at + 4], ARGV[at + 5], fields)
+    redis.call('XACK', stream, group, id)
+    if removes then redis.call('XDEL', stream, id) end
+    redis.call('HDEL', KEYS[3], id)
+    reply[#reply + 1] = 1
+  else
+    reply[#reply + 1] = 0
+  end
+end
+return reply

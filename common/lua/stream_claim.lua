@@ -1,0 +1,35 @@
+-- stream_claim: a plain reader takes entries that have been idle, because whoever had them died or gave them back.
+-- KEYS: 1 stream, 2 dead, 3 attempts
+-- ARGV: 1 group, 2 reader, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count
+-- Returns: {next cursor, {id, fields, former reader, attempts so far, ...}, {ids whose body was gone: they are dead letters now}}
+-- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor, whatever lies behind
+--          10 x COUNT young entries is never found.
+-- Memory: works when full
+--- @include bury
+--- @include at_full_memory
+local stream, group = KEYS[1], ARGV[1]
+local count = tonumber(ARGV[5])
+redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed
+local owners = {}
+for _, row in ipairs(redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count)) do owners[row[1]] = row[2] end
+at_full_memory(KEYS[3])
+local found = redis.call('XAUTOCLAIM', stream, group, ARGV[2], ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
+local taken, gone = {}, {}
+local function body_is_gone(id)
+  bury(KEYS[2], id, '', 'body_gone', '', redis.call('HGET', KEYS[3], id) or '0', owners[id] or '', now_ms(), now_ms(), nil)
+  redis.call('XACK', stream, group, id)
+  redis.call('HDEL', KEYS[3], id)
+  gone[#gone + 1] = id
+end
+for _, id in ipairs(found[2]) do
+  local fields = body_of(stream, id)
+  if fields then
+    local n = #taken
+    taken[n + 1], taken[n + 2], taken[n + 3] = id, fields, owners[id] or ''
+    taken[n + 4] = redis.call('HGET', KEYS[3], id) or '0'
+  else
+    body_is_gone(id) -- before 7.0 the entry stays in the pending list
+  end
+end
+for _, id in ipairs(found[3] or {}) do body_is_gone(id) end
+return {found[1], taken, gone}

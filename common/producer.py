@@ -1,0 +1,191 @@
+"""Sending messages with care: a message that has a uid may be sent again, and is added once.
+
+No producer needs this (``XADD`` from any language is a valid message); it is for those who want to repeat a send whose reply they lost::
+
+    producer = Producer(Link(url, "shop"), dedup_s=3600)
+    producer.send("42", {"text": "hello"}, uid="order-7")
+
+A uid is remembered for ``dedup_s`` seconds from its first send, for all producers of the stream, together with the id of its entry: a
+repeat adds nothing and answers that id. That costs a key per message: some 150 bytes and the uid. What is remembered is in Redis and
+shares its fate: after a failover that lost the last moments, a repeat of one of these may be added again. What must not happen twice is
+guarded where it takes effect (``message.uid``).
+
+Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION dedup_s
+IDMP-MAXSIZE 10000``), that is used; else one script per batch.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from common.backoff import backoff_s
+from common.clock import now_s
+from common.errors import NotNow, ReplyUnknown
+from common.keys import uid_key
+from common.message import UID_FIELD, check_ticket
+from common.redis_client import Arg, CommandRefused, Link
+from common.scripts import ScriptRunner
+from common.streams import pairs
+
+T = TypeVar("T")
+
+#: Messages of one round trip; more does not make it faster.
+BATCH = 500
+#: Lua's stack ends at about 8,000 values.
+_MOST_FIELDS = 3500
+_LONGEST_UID = 512
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+#: IDMP remembers so many uids of a producer id at most, whatever the time; by their hash uids are spread over these producer ids.
+_IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
+
+
+class Outgoing(NamedTuple):
+    """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one.
+
+    ``ticket_id`` None: without a ticket (USHER_UNKEYED says what becomes of it).
+    """
+
+    ticket_id: str | None
+    fields: Mapping[str, str | bytes | int]
+    uid: str | None = None
+
+
+class Sent(NamedTuple):
+    """``repeated``: the uid was known; by an earlier send, also by one of this call whose reply was lost. None: the server does not say."""
+
+    id: str
+    repeated: bool | None
+
+
+class Producer:
+    """Adds messages to one ticket stream, over a link of the caller's thread.
+
+    ``dedup_s`` 0 (the default) remembers nothing: a uid is then only a field. A call that Redis does not answer is repeated for up to
+    ``patience_s`` seconds: always when it certainly did not happen, and otherwise only when every message of it can be recognised.
+    """
+
+    def __init__(
+        self, link: Link, stream: str = "ticket_stream", ticket_field: str = "ticket_id", dedup_s: float = 0.0, patience_s: float = 10.0
+    ) -> None:
+        if dedup_s < 0 or 0 < dedup_s < 0.001:
+            raise ValueError("dedup_s must be 0, or at least 0.001 seconds")
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._stream = stream
+        self._ticket_field = ticket_field.encode()
+        self._dedup_s = dedup_s
+        self._patience_s = patience_s
+        self._rng = random.Random()
+        self._native: tuple[int, bool] = (0, False)  # connection, and whether its server drops repeats itself
+
+    def send(self, ticket_id: str | None, fields: Mapping[str, str | bytes | int], uid: str | None = None) -> str:
+        """Add one message; the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
+        return self.send_many([Outgoing(ticket_id, fields, uid)])[0].id
+
+    def send_many(self, messages: Iterable[Outgoing]) -> list[Sent]:
+        """Add messages in their order, in batches of 500. A batch happens as a whole, or (refused in its middle) up to a message.
+
+        Raises ValueError and MessageUndecodable for what could never be handled (nothing was sent), NotNow (the last batch did not
+        happen), ReplyUnknown (nobody knows, and not every message has a uid), CommandRefused. To call again with the same messages
+        is safe where all have uids, within ``dedup_s``.
+        """
+        prepared = [self._prepared(message) for message in messages]
+        sent: list[Sent] = []
+        for at in range(0, len(prepared), BATCH):
+            batch = prepared[at : at + BATCH]
+            recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
+            sent += self._patiently(lambda batch=batch: self._add(batch), recognisable)  # type: ignore[misc]
+        return sent
+
+    def _prepared(self, message: Outgoing) -> tuple[bytes | None, list[bytes]]:
+        """(uid, names and values) as they go to Redis."""
+        flat: list[bytes] = []
+        if message.ticket_id is not None:
+            flat += (self._ticket_field, check_ticket(_raw(message.ticket_id)))
+        given = message.fields.get(UID_FIELD.decode()) if message.uid is None else message.uid
+        uid = None if given is None else _raw(given)
+        for name, value in message.fields.items():
+            raw_name = _raw(name)
+            if raw_name == self._ticket_field:
+                raise ValueError(f"the field {name!r} names the ticket: give it as ticket_id")
+            if raw_name != UID_FIELD:
+                flat += (raw_name, _raw(value))
+        if uid is not None:
+            if not 0 < len(uid) <= _LONGEST_UID:
+                raise ValueError(f"a uid has 1 to {_LONGEST_UID} bytes (this one has {len(uid)})")
+            flat += (UID_FIELD, uid)
+        if not flat or len(flat) > 2 * _MOST_FIELDS:
+            raise ValueError(f"a message has 1 to {_MOST_FIELDS:,} fields (this one has {len(flat) // 2:,})")
+        return uid, flat
+
+    def _patiently(self, call: Callable[[], T], recognisable: bool) -> T:
+        # Two sends of a repeat must lie within the window; half of it leaves room for clocks and for what lies between.
+        until_s = now_s() + (min(self._patience_s, self._dedup_s / 2) if self._dedup_s else self._patience_s)
+        failures = 0
+        while True:
+            try:
+                return call()
+            except (NotNow, ReplyUnknown) as trouble:
+                failures += 1
+                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._rng)
+                if (isinstance(trouble, ReplyUnknown) and not recognisable) or now_s() + pause_s > until_s:
+                    raise
+                time.sleep(pause_s)
+
+    def _add(self, batch: Sequence[tuple[bytes | None, list[bytes]]]) -> list[Sent]:
+        if not self._dedup_s:
+            return [Sent(entry_id, False) for entry_id in self._pipelined([("XADD", self._stream, "*", *flat) for _, flat in batch])]
+        if self._server_drops_repeats():
+            commands = [idmp_command(self._stream, uid, flat) for uid, flat in batch]
+            return [Sent(entry_id, None if uid else False) for entry_id, (uid, _) in zip(self._pipelined(commands), batch, strict=True)]
+        keys = [self._stream, *(self._stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
+        args: list[Arg] = [int(self._dedup_s * 1000)]
+        for _, flat in batch:
+            args += (len(flat), *flat)
+        return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in self._scripts.run("send", keys, args)]
+
+    def _pipelined(self, commands: Sequence[Sequence[Arg]]) -> list[str]:
+        replies = self._link.pipeline(commands)
+        for reply in replies:
+            if isinstance(reply, NotNow) and not all(isinstance(other, NotNow) for other in replies):
+                # Others of the batch may have been added: as a whole it is not true that it did not happen.
+                raise ReplyUnknown(f"a part of the batch was refused: {reply}") from reply
+            if isinstance(reply, Exception):
+                raise reply
+        return [bytes(reply).decode() for reply in replies]
+
+    def _server_drops_repeats(self) -> bool:
+        """Asked once per connection, so that all producers of a stream do the same: a uid that one way knows the other does not."""
+        connection, native = self._native
+        if connection != self._link.connections or not connection:
+            try:
+                facts = pairs(self._link.call("XINFO", "STREAM", self._stream))
+            except CommandRefused:  # the stream is not there yet, or we may not ask
+                facts = {}
+            native = _is_set_up(facts, self._dedup_s)
+            self._native = (self._link.connections, native)
+        return native
+
+
+def _is_set_up(facts: Mapping[bytes, Any], dedup_s: float) -> bool:
+    """Whether XINFO STREAM shows that the server remembers uids for as long as we are asked to."""
+    return facts.get(b"idmp-duration", 0) >= dedup_s and facts.get(b"idmp-maxsize", 0) >= _IDMP_SIZE
+
+
+def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple[Arg, ...]:
+    """XADD that adds nothing when the server knows the uid, and answers the first id.
+
+    >>> idmp_command("s", b"order-7", [b"a", b"b"])
+    ('XADD', 's', 'IDMP', 'usher-218', b'order-7', '*', b'a', b'b')
+    """
+    known = () if uid is None else ("IDMP", f"usher-{zlib.crc32(uid) % _IDMP_PRODUCERS}", uid)
+    return ("XADD", stream, *known, "*", *flat)
+
+
+def _raw(value: str | bytes | int) -> bytes:
+    """Bytes of a source that are not UTF-8 go out as they came in."""
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")

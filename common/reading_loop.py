@@ -1,0 +1,236 @@
+"""MessageReadingLoop: a reliable stream that only has to be configured and run.
+
+::
+
+    def handle(message):
+        message.fields, message.body, message.uid, message.attempt
+
+    with MessageReadingLoop(url, "payments", "billing", handle, LoopOptions(threads=4)) as loop:
+        loop.wait()
+
+To return is to be done; to raise is to be tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After
+``max_attempts`` failures a message becomes a dead letter. Everybody who runs such a loop on the same stream and group gets a share.
+When a process dies, what it had is taken over after ``idle_s``; these run one at a time, each start noted before, so that the one
+message that kills processes ends as a dead letter, and its neighbours do not. (Its first start, in the process that died, is not known
+to have happened, and does not count.) A delivery is never counted as an attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from common.backoff import backoff_s
+from common.clock import now_s
+from common.errors import GiveUp, RedisTrouble, RetryLater
+from common.health import Health, judge
+from common.log import event
+from common.reading_board import ReadingBoard
+from common.reading_services import LoopOptions, Shared, StreamReader, StreamWriter
+from common.redis_client import CommandRefused, Link
+from common.reliable_stream import ReliableStream, StreamMessage, reader_name
+from common.service import Service
+
+__all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
+
+log = logging.getLogger(__name__)
+
+Handle = Callable[[StreamMessage], Any]
+_POLL_S = 0.02
+#: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies between.
+_FRESH_PART = 0.8
+_LONGEST_ERROR = 4000
+
+
+class StreamRunner(Service):
+    """One slot: runs one handler at a time, for as long as it takes."""
+
+    stalls_after_s = math.inf
+
+    def __init__(self, number: int, handle: Handle, shared: Shared, writer: StreamWriter, note: Callable[[StreamMessage], bool]) -> None:
+        super().__init__()
+        self.name = f"work-{number}"
+        self._handle = handle
+        self._shared = shared
+        self._writer = writer
+        self._note = note
+        self._rng = random.Random()
+
+    def run_once(self) -> float:
+        board, options = self._shared.board, self._shared.options
+        message = board.take(1.0)
+        if message is None:
+            return 0.05 if self.stopping else 0.0
+        if message.body_is_gone or message.failures >= options.max_attempts:
+            reason = "body_gone" if message.body_is_gone else "attempts_exhausted"
+            self._give_up(message, reason, "" if message.body_is_gone else "its handler was ended with its process every time")
+            return 0.0
+        message.attempt += 1
+        message.last_ms = time.time_ns() // 1_000_000
+        message.first_ms = message.first_ms or message.last_ms
+        if message.is_suspect and not self._noted(message):
+            return 0.0
+        began_s = now_s()
+        try:
+            self._handle(message)
+        except BaseException as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
+            message.is_suspect = False
+            self._failed(message, problem)
+        else:
+            self._shared.metrics.handler_s += now_s() - began_s
+            self._writer.done(message)  # first: when nothing runs any more, all that ended must be seen to be written
+            board.ended(message)
+        return 0.0
+
+    def _noted(self, message: StreamMessage) -> bool:
+        """Write a suspect's start down before it happens. False when it must not happen now."""
+        board = self._shared.board
+        try:
+            if self._note(message):
+                return True
+            board.ended(message)
+            board.drop([message.stream_id])
+        except (RedisTrouble, CommandRefused) as trouble:
+            message.attempt -= 1
+            event(log, "attempt_not_charged", level=logging.WARNING, id=message.id, why=str(trouble))
+            board.again(message, now_s() + self._shared.options.retry_s)
+        return False
+
+    def _failed(self, message: StreamMessage, problem: BaseException) -> None:
+        options = self._shared.options
+        self._shared.metrics.failed += 1
+        error = told(problem)
+        message.failures += not isinstance(problem, RetryLater)
+        if isinstance(problem, GiveUp) or (message.failures >= options.max_attempts and not isinstance(problem, RetryLater)):
+            self._give_up(message, "gave_up" if isinstance(problem, GiveUp) else "attempts_exhausted", error)
+            return
+        if isinstance(problem, RetryLater):
+            wait_s = max(0.0, problem.after_s)
+        else:
+            wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, self._rng)
+            self._writer.charge(message)
+        event(log, "handler_failed", level=logging.WARNING, id=message.id, attempt=message.attempt, error=error[:500], retry_in_s=wait_s)
+        self._shared.board.again(message, now_s() + wait_s)
+
+    def _give_up(self, message: StreamMessage, reason: str, error: str) -> None:
+        event(log, "message_given_up", level=logging.ERROR, id=message.id, attempt=message.attempt, reason=reason, error=error[:500])
+        self._writer.give_up(message, reason, error)
+        self._shared.board.ended(message)
+
+
+def told(raised: BaseException) -> str:
+    """What is kept of an error: type and text, cut."""
+    try:
+        text = str(raised)
+    except Exception as problem:
+        text = f"(its text cannot be had: {type(problem).__name__})"
+    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
+
+
+class MessageReadingLoop:
+    """Reads a stream as one of a group, and calls ``handle`` with every message, on ``options.threads`` threads.
+
+    ``url`` of Redis as USHER_REDIS_URL takes it. Begin it with ``with`` or ``start``; ``stop`` ends it once and for all. ``name`` is the
+    beginning of its name in the group. Raises ValueError for a URL that cannot be read.
+    """
+
+    def __init__(self, url: str, stream: str, group: str, handle: Handle, options: LoopOptions | None = None, name: str = "") -> None:
+        options = options or LoopOptions()
+        self.reader_name = reader_name(name)
+        self._options = options
+        self._shared = Shared(options, ReadingBoard(options.queue, options.idle_s * _FRESH_PART))
+        self._over = threading.Event()
+
+        def part(role: str) -> tuple[Link, ReliableStream]:
+            link = Link(url, f"reader:{self.reader_name}:{role}")
+            return link, ReliableStream(link, stream, group, self.reader_name)
+
+        self._reader = StreamReader(*part("read"), self._shared)
+        self._writer = StreamWriter(*part("write"), self._shared)
+        self._note_link, note_stream = part("note")
+        self._end_link, self._end_stream = part("end")
+
+        def note(message: StreamMessage) -> bool:  # a suspect runs alone, so only one thread at a time is in here
+            return not note_stream.charge({message.stream_id: message.attempt})
+
+        self._runners = [StreamRunner(number, handle, self._shared, self._writer, note) for number in range(options.threads)]
+
+    # ---- life ----------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin. Returns at once; while Redis cannot be reached it is tried again and again."""
+        for service in self._services:
+            service.start()
+        event(log, "reading_loop_starts", reader=self.reader_name)
+
+    def stop(self) -> None:
+        """Start nothing more, let what runs finish (up to ``grace_s``), acknowledge it, and give the rest back: others take it at once.
+
+        What still runs after that stays pending and is taken over when it is idle. Never raises; may be called twice.
+        """
+        if self._over.is_set():
+            return
+        self._over.set()
+        board, until_s = self._shared.board, now_s() + self._options.grace_s
+        board.close()
+        self._reader.stop()
+        while now_s() < until_s and (board.running or not self._reader.join(0) or not self._writer.is_flushed):
+            time.sleep(_POLL_S)
+        for service in self._services:
+            service.stop()
+        for service in self._services:
+            service.join(max(_POLL_S, min(1.0, until_s - now_s())))
+        left = self._leave()
+        for link in (self._note_link, self._end_link):
+            link.close()
+        event(log, "reading_loop_ends", reader=self.reader_name, still_running=board.running, trouble=left or "none")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until ``stop`` is called somewhere; True when it was."""
+        return self._over.wait(timeout_s)
+
+    def run(self) -> None:
+        """Begin, and read until ``stop`` is called or the thread is interrupted (Ctrl-C)."""
+        with self:
+            self.wait()
+
+    def __enter__(self) -> MessageReadingLoop:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # ---- what is known -------------------------------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Whether all its threads make progress."""
+        return judge(self._services, now_s())
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, and what is held and running now."""
+        return {**vars(self._shared.metrics), "held": self._shared.board.held, "running": self._shared.board.running}
+
+    # ---- inside --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _services(self) -> list[Service]:
+        return [self._reader, self._writer, *self._runners]
+
+    def _leave(self) -> str:
+        """Give back what waits, and leave the group. Returns what went wrong; whoever claims idle entries does the rest then."""
+        try:
+            quiet = self._shared.board.quiet()
+            for is_suspect in (False, True):
+                self._end_stream.give_back([message.stream_id for message in quiet if message.is_suspect is is_suspect], is_suspect)
+            if not self._shared.board.running:
+                self._end_stream.leave()
+        except (RedisTrouble, CommandRefused) as trouble:
+            return str(trouble)
+        return ""

@@ -1,0 +1,60 @@
+"""What a handler declares about itself, by decorators that leave the function as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_BATCH = "__usher_batch__"
+_MOST, _LONGEST_WAIT_S = 10_000, 60.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How a batch handler is called: with up to ``most`` messages, at most ``per_ticket`` of one ticket, gathered for up to ``wait_s``."""
+
+    most: int
+    wait_s: float
+    per_ticket: int
+
+
+def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callable[[F], F]:
+    """Decorator: the handler takes a list of messages instead of one::
+
+        @batch(most=100, wait_s=0.01)
+        def handle(messages): ...
+
+    A call begins when there are ``most`` messages, or ``wait_s`` seconds after the first one. Several messages of one ticket come only
+    with ``per_ticket`` above 1, and then in their order. (With USHER_ACK_MODE=strict there is never more than one.)
+
+    To return None is to be done with all of them. To return a mapping, or to raise ``common.errors.PartialFailure``, says which ones
+    failed; a later message of the same ticket in the same call is then tried again too, so the handler does best to leave it alone.
+    To raise anything else (but RetryLater) means that nobody knows whose fault it is: each message is then tried by itself, and fails
+    or succeeds for itself.
+    """
+    if callable(most):
+        raise TypeError("write @batch() with parentheses")
+    if not 1 <= most <= _MOST:
+        raise ValueError(f"@batch: most must be 1 to {_MOST:,} (it is {most})")
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise ValueError(f"@batch: wait_s must be 0 to {_LONGEST_WAIT_S:g} seconds (it is {wait_s})")
+    if not 1 <= per_ticket <= most:
+        raise ValueError(f"@batch: per_ticket must be 1 to most (it is {per_ticket})")
+
+    def declare(function: F) -> F:
+        setattr(function, _BATCH, Batch(most, float(wait_s), per_ticket))
+        return function
+
+    return declare
+
+
+def batch_of(handler: Callable[..., Any]) -> Batch | None:
+    """What ``@batch`` said of a handler (a function, or an object with a declared ``__call__``); None for one that takes single messages."""
+    for declared in (handler, getattr(handler, "__call__", None)):  # noqa: B004
+        found = getattr(declared, _BATCH, None)
+        if isinstance(found, Batch):
+            return found
+    return None

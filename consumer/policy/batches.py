@@ -1,0 +1,102 @@
+"""What follows for each lane from how a call with messages of several lanes ended. Pure.
+
+Per ticket only the first messages of a call can be done: an acknowledged prefix. What is behind a failed one goes again, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from common.errors import PartialFailure, RetryLater, UsherError
+
+
+class InCall(Protocol):
+    """A message, as far as calls care. Hashable by what it is, not by what is in it."""
+
+    alone: bool
+    plain: bool
+    failures: int
+
+    @property
+    def id(self) -> str: ...
+
+
+class MessageFailed(UsherError):
+    """The batch handler named this message as failed."""
+
+
+class TriedTogether(RetryLater):
+    """The call failed as a whole; whose fault it was will show when each message is tried by itself. No failure of this one."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(0.0, f"a call with several messages failed: {error}")
+
+
+class Verdict(NamedTuple):
+    """For the messages of one lane: so many of them, from the first on, are done, and this is what the next one failed with."""
+
+    done: int
+    error: BaseException | None
+
+
+def goes_alone(message: InCall) -> bool:
+    """Whether a message must not share a call: it failed before (its neighbours are not to be judged by it), or it will never be called."""
+    return message.alone or not message.plain or message.failures > 0
+
+
+def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseException | None) -> list[Verdict]:
+    """Verdicts in the order of ``parts`` (per lane, its messages in order; none is empty).
+
+    ==============================================  =============================================================
+    the handler                                     verdict
+    ==============================================  =============================================================
+    returned None, or an empty mapping              all done
+    raised PartialFailure, or returned a mapping    done up to the first failed one of each lane
+    raised RetryLater                               all again when it asked for
+    raised anything else, one message in the call   that is its error
+    raised anything else, several in the call       none done, each again by itself (``TriedTogether``)
+    ==============================================  =============================================================
+
+    What is returned otherwise, or names a message that was not in the call, is an error of the handler: as if it had raised it.
+    """
+    if isinstance(raised, PartialFailure):
+        returned, raised = raised.failed, None
+    if raised is None:
+        failed = _named(parts, returned)
+        if not isinstance(failed, TypeError):
+            return [_first_failed(part, failed) for part in parts]
+        raised = failed
+    if isinstance(raised, RetryLater) or sum(map(len, parts)) == 1:
+        return [Verdict(0, raised) for _ in parts]
+    return [Verdict(0, TriedTogether(_told(raised))) for _ in parts]
+
+
+def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseException] | TypeError:
+    """Errors by message id."""
+    if returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
+        return TypeError(f"a batch handler returns None, or a mapping of the messages that failed; this one returned {type(returned).__name__}")
+    known = {message.id for part in parts for message in part}
+    failed: dict[str, BaseException] = {}
+    for named, error in returned.items():
+        message_id = named if isinstance(named, str) else getattr(named, "id", None)
+        if message_id not in known:
+            return TypeError("a batch handler named something as failed that is no message of the call, nor the id of one")
+        failed[message_id] = error if isinstance(error, BaseException) else MessageFailed(str(error) if error else None)
+    return failed
+
+
+def _first_failed(part: Sequence[InCall], failed: Mapping[str, BaseException]) -> Verdict:
+    for place, message in enumerate(part):
+        if message.id in failed:
+            return Verdict(place, failed[message.id])
+    return Verdict(len(part), None)
+
+
+def _told(raised: BaseException) -> str:
+    try:
+        return f"{type(raised).__name__}: {raised}"
+    except Exception:  # its text cannot be had
+        return type(raised).__name__

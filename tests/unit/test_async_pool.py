@@ -1,0 +1,123 @@
+"""``async def`` handlers on the event loop of the standard library: what a handler may do to it, and what a stop does."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+from common.clock import now_s
+from consumer.async_pool import AsyncPool
+from consumer.context import Message, OwnLease
+from consumer.executor import Executor
+from consumer.lane_keeper import LaneKeeper, MessageLane
+from consumer.policy.acks import Failure, Finished
+from consumer.policy.outcome import Bury, RetryPolicy
+from tests.books import Book
+
+PATIENCE_S = 20.0
+LEASE = OwnLease(1000.0, now_s())
+
+
+class Pool:
+    """An async pool on lanes; what its messages ended in."""
+
+    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4) -> None:
+        self.done: list[str] = []
+        self.given_up: list[str] = []
+        self.broken: list[str] = []
+        self.keeper = LaneKeeper()
+        self.executor = Executor(self.keeper, self, Book(), LEASE, RetryPolicy(3, 0.0, 0.0), False, 0.0, self.broken.append)
+        self.pool = AsyncPool(self.executor, handle, slots)
+
+    def finished(self, item: Finished) -> None:
+        self.done.append(item.stream_id.decode())
+        self.keeper.done([item.stream_id])
+
+    def failed(self, failure: Failure) -> None: ...
+
+    def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
+        self.given_up.append(given.id)
+
+    def add(self, *numbers: int) -> None:
+        self.keeper.add([(b"T%d" % n, [Message(b"T%d" % n, b"%d-0" % n, 1, [], LEASE)]) for n in numbers])
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end_s = now_s() + PATIENCE_S
+        while not condition():
+            assert now_s() < end_s, (self.done, self.given_up, self.broken)
+            time.sleep(0.005)
+
+
+def test_it_needs_no_loop_but_the_standard_one() -> None:
+    loops: set[type] = set()
+
+    async def handle(message: Message) -> None:
+        loops.add(type(asyncio.get_running_loop()))
+
+    made = Pool(handle)
+    made.add(1)
+    made.pool.start()
+    made.until(lambda: made.done == ["1-0"])
+    made.pool.stop()
+    assert made.pool.join(PATIENCE_S)
+    assert "uvloop" not in sys.modules
+    assert loops == {asyncio.SelectorEventLoop}
+
+
+def test_as_many_at_a_time_as_there_are_slots() -> None:
+    running, most = 0, 0
+
+    async def handle(message: Message) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    made = Pool(handle, slots=3)
+    made.add(*range(1, 31))
+    made.pool.start()
+    made.until(lambda: len(made.done) == 30)
+    made.pool.stop()
+    assert made.pool.join(PATIENCE_S)
+    assert most == 3
+
+
+def test_a_handler_may_use_child_processes_threads_and_its_own_cancellation() -> None:
+    """The loop does not run on the main thread, where child processes are watched differently."""
+
+    async def handle(message: Message) -> None:
+        if message.id == "1-0":
+            child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(42)", stdout=asyncio.subprocess.PIPE)
+            assert (await child.communicate())[0] == b"42\n"
+        elif message.id == "2-0":
+            assert await asyncio.get_running_loop().run_in_executor(None, threading.get_ident) != threading.get_ident()
+        elif message.attempt == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(60)
+
+    made = Pool(handle)
+    made.add(1, 2, 3)
+    made.pool.start()
+    made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0"])
+    made.pool.stop()
+    assert made.pool.join(PATIENCE_S)
+    assert not made.broken
+
+
+def test_work_that_comes_after_the_end_hurts_nobody() -> None:
+    async def handle(message: Message) -> None: ...
+
+    made = Pool(handle)
+    made.add(1)
+    made.pool.start()
+    made.until(lambda: made.done == ["1-0"])
+    made.pool.stop()
+    assert made.pool.join(PATIENCE_S)
+    made.add(2)  # the reader goes on for a moment: ringing for a loop that is closed is no error of its
+    assert made.done == ["1-0"]
