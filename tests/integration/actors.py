@@ -430,7 +430,7 @@ class Stage:
         self, name: str = "m1", *, dispatch_url: str = "", batch: int = 100, window: int = 100, reconcile_s: float = 1e9, spread: bool = False
     ) -> MasterActor:
         """A master; ``elect`` makes it lead."""
-        limits = Limits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread)
+        limits = Limits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread=spread)
         made = MasterActor(self.url, self.keys, name, limits, dispatch_url=dispatch_url)
         self._open.append(made)
         return made

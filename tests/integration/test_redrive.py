@@ -108,7 +108,7 @@ def test_a_halted_ticket_is_nobodys(world: World) -> None:
     assert freed is not None
     assert freed.others == [T]
     assert leader.reap(a.incarnation, "a", a.registration.dump())
-    assert leader.rejoin([(T, ids[0]), (T, ids[1])]) == [ids[1]], "only what it waits for goes back to it"
+    assert leader.rejoin([(T, ids[0]), (T, ids[1])]) == ([ids[1]], []), "only what it waits for goes back to it"
     assert (world.pending(), world.state().index[T]) == ({b"halted": ids[:1], b"master": ids[1:]}, before)
 
 
