@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, RetryLater
 from consumer.context import Message, OwnLease
@@ -178,7 +179,8 @@ class _Part:
         handler = self._handler
         lease = OwnLease(_LEASE_S, now_s())
         flat = [part.encode("utf-8", "surrogateescape") for part in order["flat"]]
-        message = Message(order["ticket"].encode(), order["id"].encode(), order["fence"], flat, lease, order["attempt"] - 1)
+        before = order["attempt"] - 1
+        message = Message(order["ticket"].encode(), order["id"].encode(), order["fence"], flat, lease, Attempts(before, before))
         message.attempt = order["attempt"]
         does, place = order["does"], order["place"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.attempts import Attempts
 from common.doctor.collector import collect, startup_findings
 from common.doctor.facts import Severity
 from common.doctor.findings import examine
@@ -64,7 +65,7 @@ def test_every_step_of_the_protocol_works_in_a_cluster(link: Link) -> None:
     first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.owned(leader, b, b"U", b"3-1")
     a.steps.renew(60_000)
-    a.steps.charge({first: 1})
+    a.steps.charge({first: Attempts(1, 1)})
     assert a.steps.ack({b"T": [first]}, b"record", 100).done == {b"T": [first]}
     a.steps.drain(60_000)
     assert a.steps.give_back({b"T": [second]}) == []

@@ -154,7 +154,8 @@ class TestDeadLetters:
         first, second = letters(link)
         assert first == {
             b"usher-id": sent[0], b"usher-ticket": b"", b"usher-reason": b"gave_up", b"usher-error": b"ValueError: x", b"usher-attempts": b"3",
-            b"usher-owner": b"a", b"usher-first-ms": b"10", b"usher-last-ms": b"20", b"body": b"of 1",
+            b"usher-owner": b"a", b"usher-first-ms": b"10", b"usher-last-ms": b"20", b"usher-policy": b"skip",
+            b"usher-fence": b"0", b"usher-error-type": b"", b"usher-traceback": b"", b"usher-fields": b"1", b"body": b"of 1",
         }  # fmt: skip
         assert (second[b"usher-id"], second[b"usher-error"]) == (sent[1], b"")
         assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 0)

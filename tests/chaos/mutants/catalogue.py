@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.attempts import Attempts
 from common.errors import ReplyUnknown
 from common.redis_client import Link
 from consumer.batch_reader import BatchReader
@@ -55,7 +56,7 @@ def _deliveries_are_attempts(reader: BatchReader, wanted: list[bytes]) -> Any:
     keys = reader._keys
     rows = reader._link.call("XPENDING", keys.stream, keys.group, "-", "+", 10_000, reader._incarnation)
     deliveries = {entry_id: count for entry_id, _, _, count in rows}
-    return bodies, {entry_id: deliveries.get(entry_id, 1) - 1 for entry_id in wanted}
+    return bodies, {entry_id: Attempts(*[deliveries.get(entry_id, 1) - 1] * 2) for entry_id in wanted}
 
 
 def _ack_nothing(steps: OwnerSteps, by_ticket: dict[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
