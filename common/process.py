@@ -6,6 +6,9 @@ former holder - and every child forked while it held it - runs no more. What rem
 spoke of the same lock, and who held it later, because the request of a dead process may reach a master that was stopped after that of its
 successor. The evidence ``boot-id:device:inode:moment`` stands in the registration; the moment is read, while the lock is held, from a clock
 that only grows in one boot. A take-over at once needs the same lock at a later moment.
+
+Its limit: virtual machines cloned while they run agree in boot id, device and inode. With one consumer name and one lock folder, two clones
+would each prove the other dead, which lives: give them different names, or reboot them.
 """
 
 from __future__ import annotations

@@ -54,6 +54,13 @@ def parse_record(value: bytes) -> Record:
     return Record(owner, int(fence), ids)
 
 
+def _record_or_none(value: bytes | None) -> Record | None:
+    try:
+        return None if value is None else parse_record(value)
+    except ValueError:
+        return None
+
+
 def parse_inbox(reply: Any) -> Iterator[tuple[bytes, list[HandOver]]]:
     """(record id, hand-overs) of an XREAD reply on one inbox; an empty reply gives nothing."""
     for record_id, fields in reply[0][1] if reply else ():
@@ -113,15 +120,8 @@ class TicketStream:
             return None
         return Position(saved[b"delivered"], saved[b"oldest_pending"] or None)
 
-    def note_repeats(self, until: bytes | None) -> None:
-        """Note that what the group is given up to ``until`` it was given before; None: it is past that."""
-        if until is None:
-            self._link.call("HDEL", self._keys.position, "repeats_until")
-        else:
-            self._link.call("HSET", self._keys.position, "repeats_until", until)
-
     def repeats_until(self) -> bytes | None:
-        """What note_repeats noted last."""
+        """What note_repeats noted: what the group is given up to this id it was given before. None: nothing, or it is past that."""
         noted: bytes | None = self._link.call("HGET", self._keys.position, "repeats_until")
         return noted
 
@@ -167,19 +167,16 @@ class TicketStream:
         while True:
             cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
             for at in range(0, len(fields), 2):
-                try:
-                    yield fields[at], parse_record(fields[at + 1])
-                except ValueError:
-                    yield fields[at], None
+                yield fields[at], _record_or_none(fields[at + 1])
             if cursor == b"0":
                 return
 
     def records_of(self, tickets: Sequence[bytes]) -> list[Record | None]:
-        """The records of these tickets, in their order."""
+        """The records of these tickets, in their order; None where there is none, or it cannot be read."""
         if not tickets:
             return []
         values = self._link.call("HMGET", self._keys.tickets, *tickets)
-        return [None if value is None else parse_record(value) for value in values]
+        return [_record_or_none(value) for value in values]
 
 
 def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:

@@ -6,15 +6,20 @@ wake-up can be missed. The bodies come from the own pending list, exactly those 
 
 from __future__ import annotations
 
+import logging
+
 from common.attempts import NEVER, Attempts, decode
 from common.keys import Keys
+from common.log import event
 from common.redis_client import Link
 from common.service import Service
 from common.stream_id import ZERO, after, from_rank, rank
-from common.streams import HandOver, parse_inbox, parse_own, range_command, read_inbox_command, read_own_command, trim_inbox_command
+from common.streams import HandOver, TicketStream, parse_inbox, parse_own, range_command, read_inbox_command, read_own_command, trim_inbox_command
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper
 from consumer.policy.reads import plan_reads
+
+log = logging.getLogger(__name__)
 
 #: Pause before a record is looked at again whose messages are about to be acknowledged.
 _ENDING_S = 0.005
@@ -34,6 +39,7 @@ class BatchReader(Service):
         super().__init__()
         self._link = link
         self._keys = keys
+        self._stream = TicketStream(link, keys)
         self._incarnation = incarnation
         self._inbox = keys.inbox(incarnation)
         self._keeper = keeper
@@ -41,8 +47,21 @@ class BatchReader(Service):
         self._last_record = ZERO
         self._highest = -1  # rank of the highest id ever read
         self._untrimmed = False
-        self.held_up = False  # the next record must wait for acknowledgements
+        self._held_up: tuple[bytes, bytes] | None = None  # the next record, which must wait for an acknowledgement, and the ticket of that
+        self._waiting: list[HandOver] = []  # in a drain: hand-overs that must wait so
         self.messages = 0
+
+    @property
+    def held_up(self) -> bool:
+        """Whether the next record must wait for an acknowledgement."""
+        return self._held_up is not None
+
+    @property
+    def trouble(self) -> str | None:
+        """Also what holds up all that was handed over since: a handler may run for long."""
+        held_up = self._held_up
+        why = f"waits for a message of {held_up[1]!r} to end, which was handed over anew" if held_up is not None else None
+        return super().trouble or why
 
     def run_once(self) -> float:
         self.read(self._BLOCK_MS)
@@ -53,11 +72,11 @@ class BatchReader(Service):
 
         What fails is read again from the same record: ``_last_record`` moves only when the lanes are filled.
         """
-        self.held_up = False
         over = self._keeper.ended_fences()  # before the inbox is read
-        command = read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS)
-        records = list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
+        records = self._records(block_ms)
+        found = len(records)
         if not records:
+            self._held_up = None
             self._keeper.forget_ended(over)
             return 0
         hand_overs = [part for _, parts in records for part in parts]
@@ -68,20 +87,42 @@ class BatchReader(Service):
                 return 0
             hand_overs = [part for _, parts in records for part in parts]
             wanted = self._keeper.unknown(entry_id for part in hand_overs for entry_id in part.ids)
+        self._held_up = None
         added = self._fill_lanes(hand_overs, wanted)
         self._last_record = records[-1][0]
-        if len(records) < _MOST_RECORDS and not self.held_up:
+        if found == len(records) < _MOST_RECORDS:
             self._keeper.forget_ended(over)
         self._untrimmed = True
         return added
+
+    def read_rest(self) -> bool:
+        """For a drain, in which nothing is started any more: read the inbox to its end. A message that is named anew and about to end here does
+        not hold up the rest; only its ticket waits, for the next call. Returns whether nothing waits."""
+        while True:
+            records = self._records(None)
+            parts = [*self._waiting, *(part for _, named in records for part in named)]
+            ending = {part.ticket for part in parts if self._keeper.is_ending(part.ticket, part.ids)}
+            ready = [part for part in parts if part.ticket not in ending]
+            self._fill_lanes(ready, self._keeper.unknown(entry_id for part in ready for entry_id in part.ids))
+            self._waiting = [part for part in parts if part.ticket in ending]
+            if not records:
+                return not self._waiting
+            self._last_record = records[-1][0]
+
+    def _records(self, block_ms: int | None) -> list[tuple[bytes, list[HandOver]]]:
+        command = read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS)
+        return list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
 
     def _that_may_be_read(self, records: list[tuple[bytes, list[HandOver]]]) -> list[tuple[bytes, list[HandOver]]]:
         """Those before the first one that names a message which is about to end here. What waits in a lane and is named again will be run, and
         its acknowledgement will count. But if Redis had the acknowledgement first and lost the group then, the message was handed over anew:
         passed over as one that we hold, it would never be run nor acknowledged. So its record waits until we know."""
-        for number, (_, parts) in enumerate(records):
-            if any(self._keeper.is_ending(part.ticket, part.ids) for part in parts):
-                self.held_up = number == 0
+        for number, (record_id, parts) in enumerate(records):
+            ending = next((part.ticket for part in parts if self._keeper.is_ending(part.ticket, part.ids)), None)
+            if ending is not None:
+                if number == 0 and (record_id, ending) != self._held_up:
+                    self._held_up = (record_id, ending)
+                    event(log, "inbox_held_up", level=logging.WARNING, consumer=self._incarnation, record=record_id, ticket=ending)
                 return records[:number]
         return records
 
@@ -90,6 +131,9 @@ class BatchReader(Service):
             return 0
         bodies, attempts = self._bodies(wanted)
         fresh = set(wanted)
+        missing = [entry_id for entry_id in wanted if bodies.get(entry_id) is None]
+        if missing:
+            fresh -= self._find(missing, hand_overs, bodies)
         lease = self._lease
         parts = []
         for part in hand_overs:
@@ -103,11 +147,11 @@ class BatchReader(Service):
                     messages.sort(key=lambda message: rank(message.stream_id))
                 parts.append((part.ticket, messages))
         self._keeper.add(parts)
-        self.messages += len(wanted)
-        return len(wanted)
+        self.messages += len(fresh)
+        return len(fresh)
 
     def _bodies(self, wanted: list[bytes]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, Attempts]]:
-        """Bodies by id (one that is missing, or None, has lost its body), and what is known of attempts under former owners."""
+        """Bodies by id, and what is known of attempts under former owners. One that is missing, or None, is not where it should be."""
         reads = plan_reads(wanted, self._keeper.held_ids, self._highest)
         commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
         commands.append(("HMGET", self._keys.attempts, *wanted))
@@ -121,11 +165,16 @@ class BatchReader(Service):
         for reply in read_replies:
             bodies.update(parse_own(reply))
         attempts = {entry_id: decode(value) for entry_id, value in zip(wanted, charged, strict=True) if value is not None}
-        self._read_on(wanted, bodies)
-        self._look_in_the_stream(wanted, bodies)
         self._untrimmed = False
         self._highest = max(self._highest, max(map(rank, wanted)))
         return bodies, attempts
+
+    def _find(self, missing: list[bytes], hand_overs: list[HandOver], bodies: dict[bytes, list[bytes] | None]) -> set[bytes]:
+        """Bodies of what the planned reads did not bring; only what has none anywhere has lost it. Returns the ids that are not ours (any more)."""
+        self._read_on(missing, bodies)
+        over = self._not_ours({entry_id for entry_id in missing if entry_id not in bodies}, hand_overs)
+        self._look_in_the_stream([entry_id for entry_id in missing if bodies.get(entry_id) is None and entry_id not in over], bodies)
+        return over
 
     def _read_on(self, wanted: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
         """Find what the planned reads did not bring. Entries of records that we have not read yet are in the pending list too, and may
@@ -141,10 +190,22 @@ class BatchReader(Service):
             bodies.update(page)
             cursor = page[-1].id
 
-    def _look_in_the_stream(self, wanted: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
-        """The last resort for what the inbox names and the pending list does not have: the group was lost and is being made again. The
-        lease and the index still say that it is ours; only what the stream does not have either is gone."""
-        missing = [entry_id for entry_id in wanted if bodies.get(entry_id) is None]
+    def _not_ours(self, missing: set[bytes], hand_overs: list[HandOver]) -> set[bytes]:
+        """Those that the index does not have in processing with us. The pending list does not have them either: an acknowledgement of ours that
+        was sent again ended them, after the group was lost and they were handed over anew. Their ticket may be another's by now."""
+        if not missing:
+            return set()
+        tickets = [part.ticket for part in hand_overs if not missing.isdisjoint(part.ids)]
+        mine = self._incarnation.encode()
+        ours = {entry_id for record in self._stream.records_of(tickets) if record is not None and record.owner == mine for entry_id in record.ids}
+        over = missing - ours
+        if over:
+            event(log, "inbox_outdated", level=logging.WARNING, consumer=self._incarnation, count=len(over), first=min(over, key=rank))
+        return over
+
+    def _look_in_the_stream(self, missing: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
+        """The last resort for what inbox and index name and the pending list does not have: the group was lost and is being made again. Only
+        what the stream does not have either is gone."""
         for reply in self._link.pipeline([range_command(self._keys.stream, entry_id) for entry_id in missing]):
             if isinstance(reply, Exception):
                 raise reply

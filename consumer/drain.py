@@ -1,8 +1,9 @@
 """Drain: leave so that nothing has to be delivered again.
 
 The order matters. First Redis refuses further hand-overs to us; then nothing more can come into the inbox, so what is read now is all.
-Handlers that run may finish; what finished is acknowledged; every ticket that is quiet goes back whole. What still runs at the end of
-the grace time is not touched: the lease ends, and the leader takes it back.
+A ticket that was handed over anew while a message of it ends here is read when that has ended, and holds up no other one. Handlers that
+run may finish; what finished is acknowledged; every ticket that is quiet goes back whole. What still runs at the end of the grace time is
+not touched: the lease ends, and the leader takes it back.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Drain:
     ) -> None:
         self._steps = steps
         self._deregister = deregister or steps.deregister
-        self._is_marked = self._is_read = False
+        self._is_marked = self._reader_ended = self._is_read = False
         self._given_back = 0
         self._keeper = keeper
         self._reader = reader
@@ -81,19 +82,17 @@ class Drain:
             self._is_marked = True
         if not self._is_read:
             self._read_the_rest()
-            self._is_read = True
         self._given_back += self._give_back()
-        return not self._keeper.running and self._acker.is_flushed and self._deregister()
+        return self._is_read and not self._keeper.running and self._acker.is_flushed and self._deregister()
 
     def _read_the_rest(self) -> None:
-        self._reader.stop()
-        if not self._reader.join(_LOOK_S):
-            raise RedisTrouble("the reader has not ended yet")
-        self._reader.close()  # ``stop`` broke its connection, and a thread that was not waiting on it has not noticed
-        while self._reader.read(None):
-            pass
-        if self._reader.held_up:
-            raise RedisTrouble("a message that was handed over anew has not ended yet")
+        if not self._reader_ended:
+            self._reader.stop()
+            if not self._reader.join(_LOOK_S):
+                raise RedisTrouble("the reader has not ended yet")
+            self._reader.close()  # ``stop`` broke its connection, and a thread that was not waiting on it has not noticed
+            self._reader_ended = True
+        self._is_read = self._reader.read_rest()
 
     def _give_back(self) -> int:
         """Give back what neither runs nor has anything waiting to be acknowledged. Returns the number of tickets."""

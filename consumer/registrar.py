@@ -45,6 +45,7 @@ class Registrar(Service):
         self._masters = masters
         self._on_taken = on_taken
         self._before = before
+        self._was_over = False  # the last answer was 410
         self.is_done = False
 
     def run_once(self) -> float:
@@ -53,6 +54,7 @@ class Registrar(Service):
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
         answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
+        was_over, self._was_over = self._was_over, answer.status == 410
         if answer.status in (200, 201):
             self._accepted(answer.document, answer.sent_s)
             raise Ended
@@ -63,15 +65,17 @@ class Registrar(Service):
             # An earlier request was heard, its answer was not, and the lease ended before this one. Nothing was begun under that uuid.
             event(log, "registration_over", level=logging.WARNING, consumer=asked.name, master=answer.url)
             self._asked = self._ask()
-            return 0.0
+            return _WHEN_HELD_S if was_over else 0.0
         raise MasterUnavailable(f"{answer.url} answered {answer.status} {answer.document.get('detail') or answer.document.get('title') or ''}")
 
     def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
         registration = self._asked.with_generation(int(answer["generation"]))
+        lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
+        taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s))
+        # All of the answer could be read: one that cannot leaves everything as it was, and the masters are asked again.
         event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
         self.is_done = True
-        lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
-        self._on_taken(Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s)))
+        self._on_taken(taken)
 
     def on_end(self) -> None:
         self._masters.close()

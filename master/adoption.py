@@ -15,12 +15,12 @@ from common.errors import GroupMissing
 from common.keys import HALTED, MASTER, Keys
 from common.log import event
 from common.redis_client import Link
-from common.stream_id import rank
+from common.stream_id import ZERO, Span, before, rank
 from common.streams import TicketStream
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps
 from master.policy.dispatch import Board
-from master.policy.group_loss import Memory, reached, restart
+from master.policy.group_loss import Held, Memory, reached, repeats, restart
 from master.policy.plans import RETURNED
 from master.recoverer import PAGE
 from master.roster import Member, read_roster
@@ -55,14 +55,21 @@ def adopt(
     Raises Fenced, and what Link.call raises.
     """
     board = Board(ticket_window)
-    _ensure_group(stream, keys, memory, made_progress)
-    delivered, repeats_until = stream.last_delivered(), stream.repeats_until()
+    _ensure_group(stream, keys, steps, memory, made_progress)
+    span = stream.span() or Span(None, ZERO)
+    delivered = stream.last_delivered()
     members = read_roster(link, keys)
     for incarnation, member in members.items():
         if member.alive:
             registration = member.registration
             board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
-    dead = _load_index(stream, board, delivered, made_progress)
+    held = Held(span)
+    # What the group has not been given, though the stream has had it, was lost with the group: it comes as new, unless it is gone.
+    dead = _load_index(stream, board, held, max(delivered, _below(span), key=rank), made_progress)
+    noted = stream.repeats_until()
+    repeats_until = repeats(noted, held.highest, delivered)
+    if repeats_until != noted:
+        steps.note_repeats(repeats_until)
     living = set(board.consumers) - dead
     for name, pending in stream.group_consumers():
         # A name that no incarnation can have is not ours to end; what it holds is found by the idle sweep.
@@ -74,16 +81,18 @@ def adopt(
     return Adopted(board, members, stream.last_delivered(), repeats_until, taken_back)
 
 
-def _ensure_group(stream: TicketStream, keys: Keys, memory: Memory, made_progress: Callable[[], None]) -> None:
+def _ensure_group(stream: TicketStream, keys: Keys, steps: LeaderSteps, memory: Memory, made_progress: Callable[[], None]) -> None:
     """Make the group if it is not there, where it was; what may repeat or is lost is said, in exact ids."""
     try:
         stream.group_facts()
         return
     except GroupMissing:
         saved = stream.saved_position()
-        lowest = _lowest_held(stream, made_progress)
-        again = restart(reached(saved, memory), stream.span(), saved=saved is not None, lowest_held=lowest)
-    stream.note_repeats(again.repeat[1] if again.repeat else None)
+        span = stream.span()
+        held = _look_at_index(stream, span, made_progress)
+        again = restart(reached(saved, memory), span, saved is not None, held.lowest, (held.highest, stream.repeats_until()))
+    if again.repeat:
+        steps.note_repeats(again.repeat[1])
     stream.create_group(again.start)
     if again.first_time:
         event(log, "group_created", stream=keys.stream, group=keys.group)
@@ -100,25 +109,29 @@ def _ensure_group(stream: TicketStream, keys: Keys, memory: Memory, made_progres
     )
 
 
-def _lowest_held(stream: TicketStream, made_progress: Callable[[], None]) -> bytes | None:
-    """The lowest id that the index has in processing."""
-    lowest: bytes | None = None
+def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Callable[[], None]) -> Held:
+    held = Held(span)
     for number, (_, record) in enumerate(stream.records()):
         if number % _PAGE == 0:
             made_progress()
         if record is not None:
-            lowest = min(record.ids if lowest is None else (*record.ids, lowest), key=rank)
-    return lowest
+            held.add(record.ids)
+    return held
+
+
+def _below(span: Span) -> bytes:
+    """What is up to here is gone from the stream."""
+    return before(span.first) if span.first is not None else span.last_generated
 
 
 def _told(ids: tuple[bytes, bytes] | None) -> str:
     return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
 
 
-def _load_index(stream: TicketStream, board: Board, delivered: bytes, made_progress: Callable[[], None]) -> set[str]:
-    """Put every record on the board. Returns owners that do not live."""
+def _load_index(stream: TicketStream, board: Board, held: Held, read_up_to: bytes, made_progress: Callable[[], None]) -> set[str]:
+    """Put every record on the board; nothing that comes as new is up to ``read_up_to``. Returns owners that do not live."""
     dead = set()
-    now, read_up_to = now_s(), rank(delivered)
+    now, last_read = now_s(), rank(read_up_to)
     for number, (ticket, record) in enumerate(stream.records()):
         if number % _PAGE == 0:
             made_progress()
@@ -127,9 +140,10 @@ def _load_index(stream: TicketStream, board: Board, delivered: bytes, made_progr
             board.halt(ticket, now)
             continue
         ids = record.ids
+        held.add(ids)
         if record.owner == RETURNED:
-            # What the group has not been given is not parked under ``master``: it was lost with the group, and arrives like anything new.
-            ids = [entry_id for entry_id in ids if rank(entry_id) <= read_up_to]
+            # What comes as new is not parked under ``master``. What is neither is found to be over when it is handed over.
+            ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
         owner = board.set_record(ticket, record.owner, record.fence, ids, now)
         if owner is not None:
             dead.add(owner)

@@ -378,7 +378,7 @@ class Dispatcher(Service):
             if known:
                 self._rejoin(known)
         if self._repeats_until is not None and (len(found) < count or rank(self._last_read) >= rank(self._repeats_until)):
-            self._stream.note_repeats(None)
+            self._steps.note_repeats(None)
             self._repeats_until = None
         return len(found)
 

@@ -167,6 +167,10 @@ class LeaderSteps:
         _, delivered, oldest = self._run("save_position", (keys.stream, keys.leader, keys.position), ())
         return Position(delivered, oldest or None)
 
+    def note_repeats(self, until: bytes | None) -> None:
+        """Note that what the group is given up to ``until`` it was given before (a higher note stays); None: it is past that."""
+        self._unfenced(self._scripts.run("note_repeats", (self._keys.leader, self._keys.position), (str(self.epoch), until or b"")))
+
     def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> Rejoined:
         """(ticket, id) of entries that came as new although the group was given them before: to their owners, if they are in processing."""
         keys = self._keys

@@ -1,6 +1,7 @@
 -- rejoin: after the group was lost and made again, entries that it was given before come as new, under `master`. What an owner still has
 --         in processing goes back to it: neither index nor inbox changes, because both still name it. What is below all that the owner has
 --         was done before, because a ticket is handed over and acknowledged in order: it is acknowledged again, and not run behind later ones.
+--         But a record may be older than the stream, if that was deleted and came back with lower ids: then it tells nothing of them.
 -- KEYS: 1 stream, 2 leader, 3 tickets
 -- ARGV: 1 group, 2 epoch, then for each entry: ticket, id
 -- Returns: {"FENCED"} or {"OK", {ids of which the index does not tell: they stay under `master`}, {ids that were done before}}
@@ -17,6 +18,16 @@ local function is_below_all(id, ids)
   end
   return true
 end
+local found = {}
+local function is_of_this_stream(ids)
+  if found[ids] == nil then
+    found[ids] = false
+    for held in string.gmatch(ids, '%S+') do
+      found[ids] = found[ids] or #redis.call('XRANGE', KEYS[1], held, held) == 1
+    end
+  end
+  return found[ids]
+end
 for at = 3, #ARGV, 2 do
   local ticket, id = ARGV[at], ARGV[at + 1]
   local record = redis.call('HGET', KEYS[3], ticket)
@@ -28,11 +39,11 @@ for at = 3, #ARGV, 2 do
     over[#over + 1] = id -- nobody has the ticket: all that comes of it runs again in order, under a new fence
   elseif names_it then
     redis.call('XCLAIM', KEYS[1], ARGV[1], owner, '0', id, 'JUSTID')
-  elseif is_below_all(id, ids) then
+  elseif is_below_all(id, ids) and is_of_this_stream(ids) then
     redis.call('XACK', KEYS[1], ARGV[1], id)
     done[#done + 1] = id
   else
-    over[#over + 1] = id
+    over[#over + 1] = id -- late rather than never
   end
 end
 return {'OK', over, done}

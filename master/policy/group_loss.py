@@ -6,9 +6,35 @@ may come again, or are lost, are told.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.stream_id import ZERO, Position, Span, after, before, rank
+from common.stream_id import ZERO, Position, Span, after, before, from_rank, rank
+
+
+class Held:
+    """The ``lowest`` and the ``highest`` id that the index has, of those between the ends of the stream. A record may be older than what there
+    is of the stream (deleted, trimmed): such ids do not come again. None: there is none."""
+
+    def __init__(self, span: Span | None) -> None:
+        self._ends = (rank(span.first), rank(span.last_generated)) if span is not None and span.first is not None else (1, 0)
+        self._held: tuple[int, int] | None = None
+
+    def add(self, ids: Iterable[bytes]) -> None:
+        """The index has these."""
+        first, last = self._ends
+        there = [value for value in map(rank, ids) if first <= value <= last]
+        if there:
+            there += self._held or ()
+            self._held = (min(there), max(there))
+
+    @property
+    def lowest(self) -> bytes | None:
+        return from_rank(self._held[0]) if self._held is not None else None
+
+    @property
+    def highest(self) -> bytes | None:
+        return from_rank(self._held[1]) if self._held is not None else None
 
 
 @dataclass(frozen=True)
@@ -55,24 +81,36 @@ def reached(saved: Position | None, memory: Memory) -> Position | None:
     return Position(memory.last_since, noted.oldest_pending or memory.first_since)
 
 
-def restart(position: Position | None, span: Span | None, saved: bool = True, lowest_held: bytes | None = None) -> Restart:
-    """From how far the group was (None: not known), what there is of the stream (None: it is gone), and the lowest id in the index.
+def repeats(noted: bytes | None, highest_held: bytes | None, delivered: bytes) -> bytes | None:
+    """Up to where a group that has been given ``delivered`` is given what it was given before, from what is noted and the highest id in the index,
+    which only what was handed over has. A note stays also when the group is past it: what it was given may not have rejoined its owners yet."""
+    if highest_held is None or rank(highest_held) <= rank(delivered):
+        return noted
+    return _highest(noted, highest_held)
+
+
+def restart(
+    position: Position | None, span: Span | None, saved: bool = True, lowest_held: bytes | None = None, known: Iterable[bytes | None] = ()
+) -> Restart:
+    """From how far the group was (None: not known), what there is of the stream (None: it is gone), the lowest id in the index, and what else is
+    ``known`` to have been given to the group (the highest id in the index, repeats of a loss before), because the position is older than that.
 
     =============================================  =============  ==========================  =======================
     case                                           start          repeat                      lost
     =============================================  =============  ==========================  =======================
     no position                                    0-0            -                           -
-    not ``saved``: the position is gone from       0-0            first .. delivered          oldest pending .. delivered
+    not ``saved``: the position is gone from       0-0            first .. given              oldest pending .. delivered
     Redis too, and so is all that it had
-    the stream is gone, or it is a new one, whose  0-0            -                           oldest pending .. delivered
+    the stream is gone, or it is a new one, whose  0-0            first .. known              oldest pending .. delivered
     ids are below what was delivered
-    the stream begins above the floor              floor          first .. delivered          floor + 1 .. below first
-    nothing of the stream is gone                  floor          floor + 1 .. delivered      -
+    the stream begins above the floor              floor          first .. given              floor + 1 .. below first
+    nothing of the stream is gone                  floor          floor + 1 .. given          -
     =============================================  =============  ==========================  =======================
 
+    Given is what was delivered or is known. What is known and above the last id of the stream is of another stream that was there before.
+
     The floor is just below the oldest pending entry, or the last delivered id when nothing was pending, and never above what the index has
-    in processing. A stream that is gone may come
-    back with any ids, also with lower ones: its group begins at 0-0.
+    in processing. A stream that is gone may come back with any ids, also with lower ones: its group begins at 0-0.
     """
     if position is None:
         return Restart(ZERO, first_time=True)
@@ -80,16 +118,23 @@ def restart(position: Position | None, span: Span | None, saved: bool = True, lo
     floor = before(position.oldest_pending) if position.oldest_pending is not None else delivered
     if lowest_held is not None:
         floor = min(floor, before(lowest_held), key=rank)
-    undone = (after(floor), delivered) if rank(floor) < rank(delivered) else None
-    first = span.first if span is not None else None
+    undone = _range(after(floor), delivered)
+    first, last = (span.first, span.last_generated) if span is not None else (None, ZERO)
+    given = max((known_id for known_id in known if known_id is not None and rank(known_id) <= rank(last)), key=rank, default=None)
     if not saved:
-        return Restart(ZERO, (first, delivered) if first is not None and rank(first) <= rank(delivered) else None, undone)
-    if span is None or rank(span.last_generated) < rank(delivered):
-        return Restart(ZERO, None, undone)
-    if undone is None:
-        return Restart(floor)
-    if first is None or rank(first) > rank(delivered):
+        return Restart(ZERO, _range(first, _highest(given, delivered)), undone)
+    if span is None or rank(last) < rank(delivered):
+        return Restart(ZERO, _range(first, given), undone)
+    if first is None:
         return Restart(floor, None, undone)
-    if rank(first) > rank(undone[0]):
-        return Restart(floor, (first, delivered), (undone[0], before(first)))
-    return Restart(floor, undone)
+    lost = _range(undone[0], min(before(first), delivered, key=rank)) if undone is not None else None
+    return Restart(floor, _range(_highest(first, after(floor)), _highest(given, delivered)), lost)
+
+
+def _highest(known_id: bytes | None, other: bytes) -> bytes:
+    return other if known_id is None else max(known_id, other, key=rank)
+
+
+def _range(first: bytes | None, last: bytes | None) -> tuple[bytes, bytes] | None:
+    """From ``first`` to ``last``; None when there is nothing between."""
+    return (first, last) if first is not None and last is not None and rank(first) <= rank(last) else None

@@ -304,6 +304,8 @@ class ConsumerActor:
         self.drains = True
 
     def give_back(self) -> int:
+        if not self.drain._is_read:
+            self.drain._read_the_rest()
         return self.drain._give_back()
 
     def deregister(self) -> bool:

@@ -8,9 +8,8 @@ from itertools import pairwise
 import pytest
 
 from common.stream_id import rank
-from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
-
-T, U = b"T", b"U"
+from tests.integration.actors import MasterActor, Stage, Trouble
+from tests.integration.group_loss import T, U, destroy_group, end_all, half_done, leader, repeats_until, settle
 
 
 @pytest.fixture
@@ -19,67 +18,18 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
         yield made
 
 
-def _leader(stage: Stage, name: str = "m1", **settings: int) -> MasterActor:
-    """One that notes the position when it begins to lead and never again: what it reads is newer than that."""
-    made = stage.leader(name, **settings)
-    made.dispatcher._position_s = 1e18
-    return made
-
-
-def _settle(m: MasterActor) -> None:
-    """Turns until nothing moves, without the pause between elections that follow each other."""
-    for _ in range(14):
-        m.elector._elected_s = -1e9
-        m.elector._next_election_s = 0.0
-        m.look()
-        m.turn()
-
-
-def _destroy_group(stage: Stage) -> None:
-    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
-
-
-def _repeats_until(stage: Stage) -> bytes | None:
-    return stage.world.stream.repeats_until()
-
-
 # ---- repeats ---------------------------------------------------------------------------------------------------------------------
 
 
-def _half_done(stage: Stage, m: MasterActor) -> tuple[ConsumerActor, list[bytes]]:
-    """A consumer that has done two of five messages of T and runs the third; what lies below all of them is not done."""
-    a = stage.consumer("a")
-    stage.send(U)
-    ids = [entry_id for _ in range(5) for entry_id in stage.send(T)]
-    m.settle()
-    a.read()
-    blocker = a.start()
-    assert blocker is not None
-    for _ in range(2):
-        run = a.start()
-        assert run is not None
-        run.succeed()
-    a.flush()
-    m.turn(*a.reports())
-    assert a.start() is not None
-    assert a.history.ids(T) == ids[:3]
-    return a, ids
-
-
-def _end_all(a: ConsumerActor) -> None:
-    for run in list(a.runs):
-        run.succeed()
-
-
 def _at_once(stage: Stage, m: MasterActor) -> MasterActor:
-    _settle(m)
+    settle(m)
     return m
 
 
 def _after_a_lost_page(stage: Stage, m: MasterActor) -> MasterActor:
     m.turn()  # there is no group
     m.link.troubles["fetch"] = Trouble.REPLY_LOST
-    _settle(m)
+    settle(m)
     assert not m.link.troubles
     return m
 
@@ -90,7 +40,7 @@ def _by_another_master(stage: Stage, m: MasterActor) -> MasterActor:
     m.turn()
     assert not m.link.troubles
     stage.end_lead()
-    successor = _leader(stage, "m2", batch=2)
+    successor = leader(stage, "m2", batch=2)
     successor.settle()
     return successor
 
@@ -100,23 +50,23 @@ def _by_another_master(stage: Stage, m: MasterActor) -> MasterActor:
 def test_what_was_done_of_a_ticket_in_processing_does_not_run_behind_its_later_messages(
     stage: Stage, batch: int, again: Callable[[Stage, MasterActor], MasterActor]
 ) -> None:
-    m = _leader(stage, batch=batch)
-    a, ids = _half_done(stage, m)
-    _destroy_group(stage)
+    m = leader(stage, batch=batch)
+    a, ids = half_done(stage, m)
+    destroy_group(stage)
     m = again(stage, m)
     later = stage.send(T)
     m.settle()
     a.read()
-    _end_all(a)
+    end_all(a)
     stage.finish(m, [a])
     stage.check_done(T, [*ids, *later])
-    assert _repeats_until(stage) is None, "from here on nothing is taken for a repeat"
+    assert repeats_until(stage) is None, "from here on nothing is taken for a repeat"
 
 
 @pytest.mark.parametrize("batch", [2, 100])
 def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new_fence(stage: Stage, batch: int) -> None:
-    m = _leader(stage, batch=batch)
-    a, ids = _half_done(stage, m)
+    m = leader(stage, batch=batch)
+    a, ids = half_done(stage, m)
     blocker, third = a.runs
     third.succeed()
     for _ in range(2):
@@ -125,7 +75,7 @@ def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new
         run.succeed()
     a.flush()
     m.turn(*a.reports())
-    _destroy_group(stage)
+    destroy_group(stage)
     m.settle()
     blocker.succeed()
     stage.finish(m, [a])
@@ -137,11 +87,11 @@ def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new
 
 def test_a_stray_that_comes_after_the_repeats_is_run_whatever_is_above_it(stage: Stage) -> None:
     """Only what the group is given again counts as done before; what an operator did in peace does not."""
-    m = _leader(stage)
-    a, _ = _half_done(stage, m)
-    _destroy_group(stage)
+    m = leader(stage)
+    a, _ = half_done(stage, m)
+    destroy_group(stage)
     m.settle()
-    assert _repeats_until(stage) is None
+    assert repeats_until(stage) is None
     [stray] = stage.send(T)
     stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
     later = stage.send(T)
@@ -149,14 +99,14 @@ def test_a_stray_that_comes_after_the_repeats_is_run_whatever_is_above_it(stage:
     stage.world.make_idle("stranger", 1_000_000, stray)
     m.sweep()
     a.read()
-    _end_all(a)
+    end_all(a)
     stage.finish(m, [a])
     assert {stray, *later} <= stage.history.succeeded
 
 
 def test_a_message_that_its_owner_gets_again_before_it_knows_that_redis_has_it_as_done_runs_again(stage: Stage) -> None:
     """Passed over as one that it holds, it would be pending for it for ever."""
-    m, a = _leader(stage), stage.consumer("a")
+    m, a = leader(stage), stage.consumer("a")
     [first] = stage.send(T)
     m.settle()
     a.read()
@@ -167,7 +117,7 @@ def test_a_message_that_its_owner_gets_again_before_it_knows_that_redis_has_it_a
     def group_is_lost(step: str) -> None:
         if step == "ack":
             a.link.after = lambda _step: None
-            _destroy_group(stage)
+            destroy_group(stage)
             m.settle()
             assert stage.world.pending() == {a.name: [first]}, "handed over anew"
             assert a.read() == 0
@@ -185,19 +135,19 @@ def test_a_message_that_its_owner_gets_again_before_it_knows_that_redis_has_it_a
 
 def test_what_another_master_handed_over_while_it_led_for_a_moment_is_not_lost(stage: Stage) -> None:
     """The lead goes from one to two and back within the second between two notes of the position; then the group is lost, and the owner dies."""
-    one, a = _leader(stage, "m1"), stage.consumer("a")
+    one, a = leader(stage, "m1"), stage.consumer("a")
     stage.end_lead()
-    two = _leader(stage, "m2")
+    two = leader(stage, "m2")
     [first] = stage.send(T)
     two.settle()
     stage.end_lead()
     one.turn()  # fenced
-    _settle(one)
+    settle(one)
     [second] = stage.send(U)
     one.settle()
     assert stage.world.pending() == {a.name: [first, second]}
-    _destroy_group(stage)
-    _settle(one)
+    destroy_group(stage)
+    settle(one)
     stage.end_lease(a)
     a.crash()
     stage.finish(one, [stage.consumer("b")])
@@ -206,18 +156,18 @@ def test_what_another_master_handed_over_while_it_led_for_a_moment_is_not_lost(s
 
 
 def test_what_was_read_while_another_master_led_is_not_lost_though_the_index_does_not_know_of_it(stage: Stage) -> None:
-    one, a = _leader(stage, "m1"), stage.consumer("a")
+    one, a = leader(stage, "m1"), stage.consumer("a")
     stage.end_lead()
-    _leader(stage, "m2")
+    leader(stage, "m2")
     [first] = stage.send(T)
     stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
     stage.end_lead()
     one.turn()  # fenced
-    _settle(one)
+    settle(one)
     [second] = stage.send(U)
     one.settle()
-    _destroy_group(stage)
-    _settle(one)
+    destroy_group(stage)
+    settle(one)
     stage.finish(one, [a])
     stage.check_done(T, [first])
     stage.check_done(U, [second])
@@ -226,20 +176,20 @@ def test_what_was_read_while_another_master_led_is_not_lost_though_the_index_doe
 @pytest.mark.parametrize("read_before", [0, 2, 3])
 def test_a_ticket_that_was_given_back_is_parked_once(stage: Stage, read_before: int) -> None:
     """Its record names what the group, made again, has not been given yet. That comes as new, and must not be parked before."""
-    m, a = _leader(stage), stage.consumer("a")
+    m, a = leader(stage), stage.consumer("a")
     ids = [entry_id for _ in range(6) for entry_id in stage.send(T)]
     m.settle()
     a.begin_drain()
     assert a.give_back() == 1
     assert a.deregister()
     stage.end_lead()
-    _destroy_group(stage)
+    destroy_group(stage)
     stage.world.make_group()
     if read_before:
         stage.world.elect().fetch(read_before)
         stage.end_lead()
     b = stage.consumer("b")
-    new = _leader(stage, "m2", window=2)
+    new = leader(stage, "m2", window=2)
     for _ in range(4):
         new.turn()
         assert new.board.parked <= len(ids)

@@ -93,6 +93,36 @@ def test_when_its_registration_is_over_it_begins_under_a_new_uuid(master: Master
     assert taken.registration.uuid == second
 
 
+def test_it_does_not_ask_again_and_again_without_a_pause_while_its_registrations_are_over(master: Master) -> None:
+    master.answers += [(410, {}), (410, {}), (410, {}), (409, {}), (410, {})]
+    registrar = Registrar(_ask, MasterClient([master.url], ""), lambda taken: None)
+    try:
+        waits = [registrar.run_once() > 0 for _ in range(5)]
+    finally:
+        registrar.on_end()
+    assert waits == [False, True, True, True, False], "the first one of them may be its own doing"
+    assert len({asked["uuid"] for asked in master.asked}) == 4
+
+
+@pytest.mark.parametrize("missing", ["generation", "lease_ms", "left_ms"])
+def test_an_answer_that_cannot_be_read_whole_is_not_taken(master: Master, missing: str) -> None:
+    given = _given(10_000)
+    master.answers += [(201, {name: value for name, value in given.items() if name != missing}), (200, given)]
+    taken: list[Taken] = []
+    registrar = Registrar(_ask, MasterClient([master.url], ""), taken.append)
+    try:
+        with pytest.raises(KeyError):
+            registrar.run_once()
+        assert not registrar.is_done
+        assert not taken
+        with pytest.raises(Ended):
+            registrar.run_once()
+    finally:
+        registrar.on_end()
+    assert registrar.is_done
+    assert len(taken) == 1
+
+
 def test_a_lease_that_was_not_new_any_more_is_counted_by_what_is_left_of_it(master: Master) -> None:
     before_s = now_s()
     taken = _register(master, (200, _given(4_000)))

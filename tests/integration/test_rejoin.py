@@ -81,6 +81,28 @@ def test_what_is_below_all_that_the_owner_has_was_done_also_when_it_has_nothing_
     assert world.pending() == {owner.name: ids[3:]}
 
 
+@pytest.mark.parametrize(
+    ("has", "made_done"),
+    [
+        (b"500-1", False),  # the stream was deleted and came back with lower ids, or all that the owner has was trimmed
+        (b"500-1 501-1", False),
+        (b"500-1 30-1", True),  # of both streams
+        (b"30-1 20-1", True),
+    ],
+)
+def test_a_record_that_is_older_than_the_stream_makes_nothing_done(world: World, has: bytes, made_done: bool) -> None:
+    """What runs late is better than what never runs."""
+    leader = world.elect()
+    owner = world.join("a")
+    world.spoil(b"T", b"%s 5 %s" % (owner.name, has))
+    sent = world.send(b"T", b"10-1", b"20-1", b"30-1")
+    first = sent[:1]
+    assert [found.id for found in leader.fetch(1)] == first
+    assert leader.rejoin([(b"T", first[0])]) == (([], first) if made_done else (first, []))
+    assert world.pending() == ({} if made_done else {b"master": first})
+    world.apart_because = "the record is of another stream"
+
+
 def test_of_a_ticket_that_is_halted_what_is_below_was_done_too(world: World) -> None:
     leader = world.elect()
     first, second = world.parked(leader, b"T", b"1-1", b"2-1")

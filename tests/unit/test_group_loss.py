@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from common.stream_id import Position, Span, rank
-from master.policy.group_loss import Memory, Restart, reached, restart
+from master.policy.group_loss import Held, Memory, Restart, reached, repeats, restart
 
 DONE = Position(b"20-0", None)
 OPEN = Position(b"20-0", b"10-0")
@@ -105,6 +105,50 @@ def test_it_never_begins_above_what_the_index_has_in_processing() -> None:
     assert restart(OPEN, whole, lowest_held=b"9-0") == Restart(b"8-18446744073709551615", (b"9-0", b"20-0"))
     assert restart(OPEN, whole, lowest_held=b"15-0") == restart(OPEN, whole)
     assert restart(DONE, whole, lowest_held=b"25-0") == Restart(b"20-0"), "what was handed over after the position was saved comes anyway"
+
+
+def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -> None:
+    whole = Span(b"1-0", b"30-0")
+    assert restart(DONE, whole, lowest_held=b"25-0", known=(b"26-0", None)) == Restart(b"20-0", (b"20-1", b"26-0"))
+    assert restart(OPEN, whole, known=(None, b"30-0")) == Restart(BELOW_OPEN, (b"10-0", b"30-0"))
+    assert restart(OPEN, whole, known=(b"15-0", b"12-0")) == restart(OPEN, whole)
+    assert restart(DONE, Span(b"23-0", b"30-0"), known=(b"25-0",)) == Restart(b"20-0", (b"23-0", b"25-0")), "and nobody knows of anything lost"
+    assert restart(DONE, Span(None, b"30-0"), known=(b"25-0",)) == Restart(b"20-0")
+    assert restart(DONE, whole, saved=False, known=(b"25-0",)) == Restart(b"0-0", (b"1-0", b"25-0"))
+
+
+def test_what_is_known_of_another_stream_that_was_there_before_repeats_nothing() -> None:
+    assert restart(DONE, Span(b"1-0", b"30-0"), known=(b"31-0",)) == Restart(b"20-0")
+    assert restart(DONE, Span(b"1-0", b"19-0"), known=(b"500-0", b"25-0")) == Restart(b"0-0")
+    assert restart(DONE, Span(b"1-0", b"19-0"), known=(b"500-0", b"5-0")) == Restart(b"0-0", (b"1-0", b"5-0")), "the new one had begun"
+
+
+def test_it_repeats_up_to_the_highest_id_that_is_noted_or_held() -> None:
+    assert repeats(None, None, b"20-0") is None
+    assert repeats(None, b"20-0", b"20-0") is None, "the group was not lost"
+    assert repeats(None, b"20-1", b"20-0") == b"20-1"
+    assert repeats(b"25-0", b"30-0", b"20-0") == b"30-0"
+    assert repeats(b"100-0", b"30-0", b"20-0") == b"100-0", "of the loss before this one"
+    assert repeats(b"15-0", b"20-0", b"20-0") == b"15-0", "what was given up to here may not have rejoined yet"
+
+
+@pytest.mark.parametrize(
+    ("span", "ends"),
+    [
+        (Span(b"1-0", b"30-0"), (b"2-0", b"25-0")),
+        (Span(b"3-0", b"30-0"), (b"9-0", b"25-0")),
+        (Span(b"3-0", b"24-0"), (b"9-0", b"10-0")),
+        (Span(b"11-0", b"24-0"), (None, None)),
+        (Span(None, b"30-0"), (None, None)),
+        (None, (None, None)),
+    ],
+)
+def test_of_the_index_counts_what_is_between_the_ends_of_the_stream(span: Span | None, ends: tuple[bytes | None, bytes | None]) -> None:
+    held = Held(span)
+    held.add([b"9-0", b"25-0"])
+    held.add([])
+    held.add([b"10-0", b"2-0"])
+    assert (held.lowest, held.highest) == ends
 
 
 def test_what_another_master_saved_since_counts_alone() -> None:
