@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
-from common.errors import RedisTrouble
+from common.errors import RedisTrouble, UsherError
 from common.log import event
 from common.redis_client import Link
 from common.router.change_reader import ChangeReader
@@ -140,6 +140,8 @@ class StreamRouter:
         """``subscribe`` to many keys at once."""
         if capacity < 1:
             raise ValueError("capacity must be at least 1")
+        if self._stopped:
+            raise UsherError("this router was stopped")
         last = self._position(last_id)
         names = [self._key(key) for key in keys]
         with self._desk.lock:

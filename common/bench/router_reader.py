@@ -1,6 +1,7 @@
 """One process of ``usher bench router``: a stream router with many subscriptions, which notes when entries come.
 
-``python -m common.bench.router_reader URL MODE STREAMS MESSAGES``: subscribes from now on, prints what that cost, waits for a line, prints what it saw.
+``python -m common.bench.router_reader URL MODE STREAMS MESSAGES``: subscribes from now on, says what that cost,
+waits for lines, and says what it saw.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Notes:
     def take(self, _subscription: Subscription, entries: Sequence[Entry]) -> None:
         now = time.time_ns()
         for entry in entries:
-            _, number, _, due_ns = entry.fields or ()
+            assert entry.fields is not None
+            _, number, _, due_ns = entry.fields
             self.waits.append(now - int(due_ns))
             self.seen[int(number)] += 1
 

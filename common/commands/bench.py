@@ -98,14 +98,17 @@ def router(streams: tuple[int, ...], rate: float, seconds: float, idle_seconds: 
 
 
 def _show_router(document: dict[str, Any]) -> None:
-    names = ("streams", "mode", "p50 ms", "p99 ms", "max ms", "bound ms", "connections", "bytes each", "CPU s router/Redis", "idle % router/Redis")
-    shown = Table(*(Column(name, justify="left" if name == "mode" else "right") for name in names))
+    names = ("streams", "mode", "p50 ms", "p99", "max", "bound", "links", "bytes", "CPU s", "idle %")
+    columns = (Column(name, justify="left" if name == "mode" else "right", no_wrap=True) for name in names)
+    shown = Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
     for run in document["runs"]:
         cpu, idle = run["cpu_seconds"], run["idle_cpu_percent"]
-        cells = (run["p50_ms"], run["p99_ms"], run["max_ms"], run["formula_ms"] or "", run["connections"], run["bytes_per_subscription"])
-        costs = (f"{cpu['router']} / {cpu['redis']}", f"{idle['router']} / {idle['redis']}")
-        shown.add_row(f"{run['streams']:,}", run["mode"], *(f"{cell:,}" if cell != "" else "" for cell in cells), *costs)
+        times = [f"{run[name]:,.2f}" for name in ("p50_ms", "p99_ms", "max_ms")]
+        cells = ["" if run[name] is None else f"{run[name]:,}" for name in ("formula_ms", "connections", "bytes_per_subscription")]
+        costs = (f"{cpu['router']} {cpu['redis']}", f"{idle['router']} {idle['redis']}")
+        shown.add_row(f"{run['streams']:,}", run["mode"].removesuffix("-driven"), *times, *cells, *costs)
     _print_table(shown, document["machine"])
+    click.echo("bound: what the portable mode promises; links: connections; bytes: memory per subscription; CPU, idle: router, Redis")
 
 
 def _report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:

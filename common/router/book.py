@@ -168,10 +168,10 @@ class Book:
             reads.append(Read(stream, after, bool(marks & _SWEPT), bool(marks & _CHECK)))
         return reads
 
-    @property
-    def waiting(self) -> bool:
-        """Whether anything is to be read or placed."""
-        return bool(self._urgent or self._queue or self._unplaced)
+    @staticmethod
+    def heard_of(read: Read) -> bool:
+        """Whether the stream was announced, or got a subscription, since it was taken."""
+        return bool(read.stream.marks & _AGAIN)
 
     @property
     def queued(self) -> int:

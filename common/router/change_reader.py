@@ -18,7 +18,7 @@ from common.clock import now_s
 from common.errors import NotNow, ReplyUnknown
 from common.log import event
 from common.redis_client import Arg, CommandRefused
-from common.router.book import Check, Read
+from common.router.book import Book, Check, Read
 from common.router.desk import Desk, as_found, last_id_command
 from common.router.options import RouterOptions
 from common.router.push_link import HUNG_UP, Changed, PushLink, TrackingRefused
@@ -46,13 +46,12 @@ class ChangeReader(Service):
         self._options = options
         self._prefixes = tuple(prefixes)
         self._on_refused = on_refused
-        self._selector = selectors.DefaultSelector()
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
-        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._bell: socket.socket | None = None
         self._rung = False
-        # What was asked and is not answered yet; only of this thread, as all below.
+        # Only of the service's own thread, as all below: opened by its first turn, so that nothing is left of one that was never started.
+        self._selector: selectors.BaseSelector
+        self._ear: socket.socket
+        # What was asked and is not answered yet.
         self._asked: deque[Callable[[Any], None]] = deque()
         self._asked_at_s = 0.0
         self._checks: list[Check] = []
@@ -68,10 +67,11 @@ class ChangeReader(Service):
 
     def ring(self) -> None:
         """There is something to do; from any thread, and cheap when it was said already."""
-        if not self._rung:
+        bell = self._bell
+        if bell is not None and not self._rung:
             self._rung = True
             try:
-                self._bell.send(b"!")
+                bell.send(b"!")
             except OSError:
                 pass  # it is full of rings, or closed
 
@@ -79,6 +79,8 @@ class ChangeReader(Service):
         self.ring()
 
     def run_once(self) -> float:
+        if self._bell is None:
+            self._open()
         if not self._link.connected:
             self._connect()
         try:
@@ -91,12 +93,20 @@ class ChangeReader(Service):
             self._give_up(self._refused)
         return 0.0
 
+    def _open(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        bell, self._ear = socket.socketpair()
+        bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._bell = bell
+
     def on_end(self) -> None:
-        self._forget()
-        self._link.disconnect()
-        self._selector.close()
-        self._bell.close()
-        self._ear.close()
+        if self._bell is not None:
+            self._forget()
+            self._selector.close()
+            self._bell.close()
+            self._ear.close()
         if self._refused and not self.stopping:
             self._on_refused(self._refused)
 
@@ -217,7 +227,9 @@ class ChangeReader(Service):
             self._not_now = reply
         else:
             found = as_found(reply)
-            self._unannounced[0].update(read.stream.key for read in reads if read.swept and read.stream.key in found)
+            with self._desk.lock:
+                unheard = [read for read in reads if read.swept and read.stream.key in found and not Book.heard_of(read)]
+            self._unannounced[0].update(read.stream.key for read in unheard)
             self._checks += self._desk.came(reads, found, announced=True)
 
     def _of_alone(self) -> list[tuple[Arg, ...]]:

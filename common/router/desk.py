@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 Found = dict[bytes, list[Any]]
 
 
+_COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "unannounced", "connects", "breaks", "resets")
+
+
 class Desk:
     """Used by all threads of a router. Callbacks run without the lock, on the thread of the reader that brought their entries."""
 
@@ -28,7 +31,7 @@ class Desk:
         """``count``: most entries of one stream that one read brings."""
         self.lock = threading.Lock()
         self.book = Book()  # guarded by self.lock, as all below
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self.on_work: Callable[[], None] = lambda: None
         self._count = count
         self._placed = threading.Condition(self.lock)
