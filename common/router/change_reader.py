@@ -224,7 +224,7 @@ class ChangeReader(Service):
             self._alone = reads  # one of them spoils it for all: each is read for itself
         elif isinstance(reply, Exception):
             self._desk.failed(reads)
-            self._not_now = reply
+            self._not_now = reply if isinstance(reply, NotNow) else None
         else:
             found = as_found(reply)
             with self._desk.lock:

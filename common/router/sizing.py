@@ -39,5 +39,5 @@ def sweep_slice(streams: int, pass_s: float, most: int) -> Slice:
     >>> sweep_slice(600, 60.0, 500), sweep_slice(100_000, 60.0, 500)
     (Slice(size=10, every_s=1.0), Slice(size=500, every_s=0.3))
     """
-    size = min(most, max(1, math.ceil(streams / pass_s)))
+    size = max(1, min(most, streams, math.ceil(streams / pass_s)))
     return Slice(size, min(1.0, pass_s * size / max(1, streams)))
