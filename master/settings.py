@@ -23,3 +23,4 @@ class MasterSettings(CommonSettings):
     sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")
     reconcile_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis.")
     insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")
+    followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")

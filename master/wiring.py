@@ -6,9 +6,11 @@ import logging
 
 from common.clock import now_s
 from common.keys import Keys
+from common.live_sockets import LiveSockets
 from common.log import event
 from common.redis_client import Link
 from common.service import Service
+from common.stream_router import StreamRouter
 from common.streams import TicketStream
 from master.dispatcher import Dispatcher, Limits
 from master.elector import Elector, Lead
@@ -20,6 +22,7 @@ from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
+from master.ticket_feed import TicketFeed
 from master.web.app import create_app
 
 log = logging.getLogger(__name__)
@@ -53,11 +56,13 @@ class MasterProgram:
         self._lead.on_change = self._dispatcher.wake
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
-        self._services: list[Service] = [self._dispatcher, doorbell, self._roster, health, janitor]
+        sockets = LiveSockets(settings.followers_limit)
+        feed = TicketFeed(self._link("feed"), self._keys, settings.ticket_field, sockets, self._make_router)
+        self._services: list[Service] = [self._dispatcher, doorbell, self._roster, health, janitor, feed, sockets]
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         port = ServicePort(
-            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake
+            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
         self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts)
 
@@ -89,6 +94,12 @@ class MasterProgram:
         """Whether the dispatcher makes progress: the lead is extended only then."""
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
+
+    def _make_router(self) -> StreamRouter:
+        keys = self._keys
+        # A stream whose name is its own hash tag begins as its other keys do.
+        prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
+        return StreamRouter(self._redis_url, name="master", prefixes=prefixes)
 
     def _link(self, role: str, timeout_s: float = 5.0) -> Link:
         return Link(self._redis_url, f"master:{role}", timeout_s)
