@@ -105,20 +105,14 @@ class LiveSockets(Service):
         self._most = most
         self._heartbeat = heartbeat
         self._posted: deque[tuple[LiveSocket, bytes]] = deque()
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
+        self._bell: socket.socket | None = None
         self._rung = False
-        # Only of the service's own thread:
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._ear, selectors.EVENT_READ)
+        # Only of the service's own thread: made by its first turn, so that nothing is left of one that was never started.
+        self._ear: socket.socket
+        self._selector: selectors.BaseSelector
         self._open: dict[LiveSocket, None] = {}
         self._look_s = 0.0
         self.slow = 0
-
-    def start(self) -> None:
-        _allow_files(self._most + _OTHER_FILES)
-        super().start()
 
     @property
     def has_room(self) -> bool:
@@ -139,20 +133,21 @@ class LiveSockets(Service):
     def post(self, live: LiveSocket, data: bytes) -> None:
         """``data`` is to be written. From any thread."""
         self._posted.append((live, data))
-        if not self._rung:
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        bell = self._bell
+        if bell is not None and not self._rung:
             self._rung = True
             try:
-                self._bell.send(b"!")
+                bell.send(b"!")
             except OSError:
                 pass  # it is full of rings, or closed
 
-    def interrupt(self) -> None:
-        try:
-            self._bell.send(b"!")
-        except OSError:
-            pass  # as above
-
     def run_once(self) -> float:
+        if self._bell is None:
+            self._begin()
+            return 0.0  # who asked for the end meanwhile had no bell to ring
         for key, events in self._selector.select(1.0):
             if key.fileobj is self._ear:
                 self._rung = False
@@ -173,12 +168,24 @@ class LiveSockets(Service):
 
     def on_end(self) -> None:
         """What was sent is written where it can be, and all are closed."""
+        if self._bell is None:
+            self._begin()
         self._read_posted()
         for live in list(self._open):
             self._end(live)
+        assert self._bell is not None
         self._selector.close()
         self._bell.close()
         self._ear.close()
+
+    def _begin(self) -> None:
+        _allow_files(self._most + _OTHER_FILES)
+        self._selector = selectors.DefaultSelector()
+        bell, self._ear = socket.socketpair()
+        bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._bell = bell
 
     def _read_posted(self) -> None:
         touched: dict[LiveSocket, None] = {}

@@ -81,6 +81,7 @@ class ChangeReader(Service):
     def run_once(self) -> float:
         if self._bell is None:
             self._open()
+            return 0.0  # who asked for the end meanwhile had no bell to ring
         if not self._link.connected:
             self._connect()
         try:

@@ -10,8 +10,7 @@ from flask import Blueprint, Response, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
 from common.registration import NAME, NO_LOCK
-from common.web import DETACH, Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
-from master.policy.ticket_events import parse_position
+from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
 from master.web.ports import AckItem, AckReport, MasterPort, RegisterRequest
 
@@ -24,7 +23,6 @@ _LARGEST_FENCE = 2**63 - 1
 _NO_ITEM = "must be an object of ticket_id, fence and message_ids"
 _TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
 _TICKETS_PATH = b"/api/tickets/"
-_EVENTS = b"/events"
 
 _INCARNATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}")
 _MESSAGE_IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
@@ -104,21 +102,9 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
     def tickets() -> Response:
         return answer(port.tickets(*_read_page()))
 
-    @api.get("/tickets/<rest:ticket_id>/events")
-    def follow(ticket_id: str) -> Response:
-        asked = _read_ticket_id(_EVENTS)
-        position = _read_position()
-        detach = request.environ.get(DETACH)
-        if detach is None or not port.can_follow():
-            raise Problem(503, "too_many_followers", "no more subscriptions can be open here", headers={"Retry-After": "5"})
-        if request.method == "GET":
-            detach(lambda connection: port.follow(connection, asked, position))
-        # The first bytes, so that a reader knows at once that it is listened to.
-        return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-
     @api.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> Response:
-        found = port.ticket(_read_ticket_id())
+        found = port.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
         return answer(found)
@@ -207,18 +193,7 @@ def _read_page() -> tuple[str, int]:
     return cursor, min(int(limit), _MOST_TICKETS_ON_A_PAGE)
 
 
-def _read_position() -> list[bytes] | None:
-    """Where a subscription that broke goes on: Last-Event-ID, or the query's last_event_id. None: from now on."""
-    given = request.headers.get("Last-Event-ID") or request.args.get("last_event_id")
-    if not given:
-        return None
-    try:
-        return parse_position(given)
-    except ValueError as wrong:
-        raise _unfit("last_event_id", str(wrong)) from None
-
-
-def _read_ticket_id(behind: bytes = b"") -> str:
+def read_ticket_id(behind: bytes = b"") -> str:
     """The ticket id of the path, before what is ``behind`` it. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
     path = request.environ["PATH_INFO"].encode("latin-1")
     try:

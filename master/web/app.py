@@ -11,6 +11,7 @@ from flask import Flask, Response
 from common import web
 from common.web import Problem, answer_problem
 from master.web.api import REGISTER_BODY, routes
+from master.web.follow import events_route
 from master.web.health_url import parse_hosts
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader
 
@@ -23,6 +24,7 @@ def create_app(port: MasterPort, *, token: str, health_hosts: str, hosts: Collec
     """
     app = web.create_app(__name__, token, REGISTER_BODY, hosts)
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
+    app.register_blueprint(events_route(port))
     web.add_health(app, port.health, lambda: _role(port.leading()))
 
     @app.errorhandler(NameHeld)

@@ -45,7 +45,7 @@ def taken(subscription: Subscription, count: int) -> list[bytes]:
 
 
 def nothing_comes(subscription: Subscription) -> None:
-    assert subscription.take(timeout_s=0.3) == []
+    assert subscription.take(timeout_s=0.1) == []
 
 
 def add(link: Link, key: str, *ids: str) -> list[bytes]:

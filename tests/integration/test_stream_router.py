@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,26 +12,46 @@ from common.errors import RedisTrouble, UsherError
 from common.redis_client import Link
 from common.router.subscription import SubscriptionEnded
 from common.stream_router import NOW, End, Mode, SlowPolicy, StreamRouter
+from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_comes, running, taken, until
 
 _NOWHERE = "redis://127.0.0.1:1/0"
 
 
-@pytest.fixture(params=[Mode.CHANGE_DRIVEN, Mode.PORTABLE], ids=lambda mode: mode.value)
-def mode(request: pytest.FixtureRequest) -> Mode:
-    chosen: Mode = request.param
-    return chosen
+#: Announcements are what differs between servers; plain reads are the same everywhere.
+_WHERE = [(Mode.CHANGE_DRIVEN, "embedded"), (Mode.PORTABLE, "embedded"), *([(Mode.CHANGE_DRIVEN, "system")] if SYSTEM_SERVER else [])]
+
+
+@pytest.fixture(params=_WHERE, ids=lambda where: f"{where[0].value} {where[1]}")
+def where(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> tuple[Mode, str]:
+    """A mode, and the URL of an empty Redis."""
+    mode, server = request.param
+    url = server_urls(server)
+    link = Link(url, "test:flush")
+    link.call("FLUSHALL")
+    link.close()
+    return mode, url
 
 
 @pytest.fixture
-def router(any_redis_url: str, mode: Mode) -> Iterator[StreamRouter]:
-    with running(any_redis_url, mode, check_seconds=0.5, sweep_seconds=30.0) as started:
+def mode(where: tuple[Mode, str]) -> Mode:
+    return where[0]
+
+
+@pytest.fixture
+def url(where: tuple[Mode, str]) -> str:
+    return where[1]
+
+
+@pytest.fixture
+def router(url: str, mode: Mode) -> Iterator[StreamRouter]:
+    with running(url, mode, check_seconds=0.5, sweep_seconds=30.0) as started:
         yield started
 
 
 @pytest.fixture
-def link(any_redis_url: str) -> Iterator[Link]:
-    connection = Link(any_redis_url, "test")
+def link(url: str) -> Iterator[Link]:
+    connection = Link(url, "test")
     yield connection
     connection.close()
 
@@ -179,9 +199,9 @@ def test_an_id_from_the_future_of_a_stream_that_is_not_there_yet(router: StreamR
     assert taken(subscription, 1) == [b"3-1"]
 
 
-def test_a_key_that_may_not_be_read_ends_its_subscription(any_redis_url: str, link: Link, mode: Mode) -> None:
+def test_a_key_that_may_not_be_read_ends_its_subscription(url: str, link: Link, mode: Mode) -> None:
     link.call("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~s*", "+@all")
-    scheme, _, rest = any_redis_url.partition("://")
+    scheme, _, rest = url.partition("://")
     try:
         with running(f"{scheme}://limited:pw@{rest.rpartition('@')[2]}", mode) as router:
             good, bad = router.subscribe("s"), router.subscribe("other")
@@ -241,11 +261,11 @@ def test_only_changes_under_the_prefixes_are_announced(redis_url: str) -> None:
     link.close()
 
 
-def test_an_idle_subscription_is_less_than_a_kibibyte(redis_url: str, mode: Mode) -> None:
+def test_an_idle_subscription_is_less_than_a_kibibyte(url: str, mode: Mode) -> None:
     """Key, position, and its place in the book; the budget is DESIGN 11's, the figure of the bench is that of the process."""
     count = 5000
     keys = [b"tenant:%06d:tickets" % number for number in range(count)]
-    with running(redis_url, mode) as router:
+    with running(url, mode) as router:
         router.subscribe("warm-up")
         tracemalloc.start()
         try:

@@ -88,8 +88,8 @@ def test_what_happens_while_there_is_no_connection_is_found_afterwards(proxy: Pr
 def test_another_server_with_less_in_it_is_read_from_its_beginning(proxy: Proxy, link: Link, tmp_path_short: Path, mode: Mode) -> None:
     """A failover to a copy that lacks the last entries: its later ids are below those we have."""
     with EmbeddedRedis(tmp_path_short, port=None, durable=False) as behind, running(proxy.url, mode) as router:
-        subscription = router.subscribe("s", "1-1")
         add(link, "s", "1-1", "8-1", "9-1")
+        subscription = router.subscribe("s", "1-1")
         assert taken(subscription, 2) == [b"8-1", b"9-1"]
         other = Link(behind.url, "test")
         add(other, "s", "1-1", "8-1")
