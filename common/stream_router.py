@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 _ID = re.compile(rb"[0-9]{1,20}(?:-[0-9]{1,20})?")
 _LARGEST = 2**64
+_AT_ONCE = 1000
 
 
 class _Now(Enum):
@@ -144,12 +145,15 @@ class StreamRouter:
             raise UsherError("this router was stopped")
         last = self._position(last_id)
         names = [self._key(key) for key in keys]
-        with self._desk.lock:
-            made = [Subscription(self._desk, self._desk.book.stream(name), last, on_entries, capacity, policy) for name in names]
-            for subscription in made:
-                self._desk.book.add(subscription)
-            self._desk.counters["subscribed"] += len(made)
-        self._desk.on_work()
+        made: list[Subscription] = []
+        for at in range(0, len(names), _AT_ONCE):  # in parts: nothing is delivered while the book is open
+            with self._desk.lock:
+                for name in names[at : at + _AT_ONCE]:
+                    subscription = Subscription(self._desk, self._desk.book.stream(name), last, on_entries, capacity, policy)
+                    self._desk.book.add(subscription)
+                    made.append(subscription)
+                    self._desk.counters["subscribed"] += 1
+            self._desk.on_work()
         if last is None and not self._desk.wait_until_placed(made, timeout_s):
             for subscription in made:
                 subscription.close()

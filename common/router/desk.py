@@ -17,6 +17,8 @@ from common.streams import Entry, pairs
 
 log = logging.getLogger(__name__)
 
+#: Entries that one reply may have, roughly: 500 streams that are read from their beginning could have any number.
+_MOST_ENTRIES = 10_000
 #: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
 
@@ -75,7 +77,7 @@ class Desk:
         """XREAD of all of these."""
         block = () if block_ms is None else ("BLOCK", block_ms)
         self.counters["reads"] += 1
-        return ("XREAD", "COUNT", self._count, *block, "STREAMS", *(read.stream.key for read in reads), *(read.after for read in reads))
+        return ("XREAD", "COUNT", self._count_of(reads), *block, "STREAMS", *(read.stream.key for read in reads), *(read.after for read in reads))
 
     def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[Check]:
         """Hand out what an XREAD brought. Returns what must be checked, because nothing was found where something was to be expected
@@ -91,7 +93,7 @@ class Desk:
                     self.counters["empty_reads"] += 1
                     if (check := self.book.to_check(read)) is not None:
                         checks.append(check)
-                self.book.finish(read, more=bool(entries) and len(entries or ()) >= self._count)
+                self.book.finish(read, more=len(entries or ()) >= self._count_of(reads))
         self._call(calls)
         return checks
 
@@ -161,6 +163,10 @@ class Desk:
             self.book.not_placed(streams)
 
     # -- inside
+
+    def _count_of(self, reads: Sequence[Read]) -> int:
+        """Most entries of each stream: fewer of many, so that a reply has its bounds."""
+        return max(1, min(self._count, _MOST_ENTRIES // len(reads)))
 
     def _share(self, read: Read, entries: Sequence[Entry], calls: list[tuple[Subscription, Sequence[Entry]]]) -> None:
         for place, share in self.book.shares(read, entries):
