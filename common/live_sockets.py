@@ -1,6 +1,6 @@
 """Connections that stay open and are only written to, thousands of them on one thread.
 
-The HTTP server gives a connection away when its head is written (``serving_worker.DETACH``); from then on it costs a descriptor and a few
+The HTTP server gives a connection away when its head is written (``DETACH``); from then on it costs a descriptor and a few
 hundred bytes. Who does not read what is sent loses the connection: it can come back and say where it was.
 """
 
@@ -18,6 +18,9 @@ from common.log import event
 from common.service import Service
 
 log = logging.getLogger(__name__)
+
+#: In the environ of a request: ``detach(keeper)`` gives the connection to ``keeper`` once the answer, whose end then nothing marks, is written.
+DETACH = "usher.detach"
 
 _HEARTBEAT_S = 15.0
 _MOST_BYTES = 262_144

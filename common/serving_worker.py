@@ -22,6 +22,7 @@ import orjson
 from gunicorn.http import errors as http_errors
 from gunicorn.workers.gthread import ThreadWorker
 
+from common.live_sockets import DETACH
 from common.log import event
 from common.service import Ended, Service
 
@@ -265,11 +266,6 @@ class _Input:
         except http_errors.ParseException as wrong:
             raise OSError("the body is not framed as HTTP wants it") from wrong
         return data
-
-
-#: In the environ of a request (``common.web`` has the name too: it does not import gunicorn): ``detach(keeper)`` gives the connection to
-#: ``keeper`` once the answer, whose end then nothing marks, is written.
-DETACH = "usher.detach"
 
 
 def exchanges(app: WSGIApplication) -> WSGIApplication:

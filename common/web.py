@@ -33,8 +33,6 @@ _HEALTH = ("/api/health", "/api/health/live", "/api/health/ready")
 _JSON = ("application/json", "application/problem+json")
 #: What may be asked for besides where a path ends so.
 _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
-#: In the environ of a request: ``detach(keeper)`` gives the connection to ``keeper`` once the answer is written; see ``serving_worker``.
-DETACH = "usher.detach"
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -197,7 +197,7 @@ class ChangeReader(Service):
                 self._refused = f"{self._lost} changes were not announced"
         with self._desk.lock:
             book = self._desk.book
-            portion = sweep_slice(len(book.streams), self._options.sweep_seconds, self._options.xread_streams)
+            portion = sweep_slice(len(book.streams), self._options.sweep_seconds)
             if book.sweep(portion.size, self._pass_checks):
                 self._pass_checks = now >= self._next_check_s
                 if self._pass_checks:

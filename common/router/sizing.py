@@ -6,6 +6,10 @@ import math
 from typing import NamedTuple
 
 
+#: Streams of one slice of a sweep, and the shortest time between two slices.
+_AT_ONCE, _SHORTEST_S = 250, 0.05
+
+
 class Slice(NamedTuple):
     """``size`` streams are looked at, every ``every_s`` seconds."""
 
@@ -33,11 +37,15 @@ def longest_wait_s(streams: int, per_read: int, block_s: float, readers: int) ->
     return math.ceil(math.ceil(streams / per_read) / readers) * block_s
 
 
-def sweep_slice(streams: int, pass_s: float, most: int) -> Slice:
-    """A pass over all streams in ``pass_s``: once a second, and more often where that would be more than ``most`` streams at a time.
+def sweep_slice(streams: int, pass_s: float) -> Slice:
+    """A pass over all streams in ``pass_s``: a little once a second; of many, a few hundred at a time, because what has changed waits meanwhile.
 
-    >>> sweep_slice(600, 60.0, 500), sweep_slice(100_000, 60.0, 500)
-    (Slice(size=10, every_s=1.0), Slice(size=500, every_s=0.3))
+    >>> sweep_slice(600, 60.0), sweep_slice(60_000, 60.0)
+    (Slice(size=10, every_s=1.0), Slice(size=250, every_s=0.25))
     """
-    size = max(1, min(most, streams, math.ceil(streams / pass_s)))
-    return Slice(size, min(1.0, pass_s * size / max(1, streams)))
+    per_second = streams / pass_s
+    if per_second <= _AT_ONCE:
+        size = max(1, min(streams, math.ceil(per_second)))
+        return Slice(size, min(1.0, pass_s * size / max(1, streams)))
+    every_s = max(_SHORTEST_S, _AT_ONCE / per_second)
+    return Slice(math.ceil(per_second * every_s), every_s)

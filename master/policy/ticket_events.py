@@ -8,7 +8,7 @@ is not there any more).
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,6 +22,8 @@ SOURCES = ("entries", "runs", "dead")
 ENTRIES, RUNS, DEAD = range(len(SOURCES))
 #: Bytes of an entry's fields above which they are left out.
 _MOST_SHOWN = 65_536
+#: So many tickets are looked for in a record before it is decoded: most records have none of them.
+_FEW = 16
 _POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:_[0-9]{1,20}-[0-9]{1,20}){2}")
 _BEGINNING = "_".join([ZERO.decode()] * len(SOURCES))
 
@@ -64,7 +66,7 @@ def _dump(data: dict[str, Any]) -> bytes:
         return orjson.dumps({name: repr(value) if isinstance(value, (str, dict)) else value for name, value in data.items()})
 
 
-def events_of(source: int, entry_id: bytes, fields: Sequence[bytes], ticket_field: bytes, wanted: Container[bytes]) -> Iterator[Event]:
+def events_of(source: int, entry_id: bytes, fields: Sequence[bytes], ticket_field: bytes, wanted: Collection[bytes]) -> Iterator[Event]:
     """What an entry of a source tells the followers of the ``wanted`` tickets."""
     if source == RUNS:
         yield from _completed(fields, wanted)
@@ -86,15 +88,20 @@ def events_of(source: int, entry_id: bytes, fields: Sequence[bytes], ticket_fiel
     yield Event(ticket, "dead_letter", data)
 
 
-def _completed(fields: Sequence[bytes], wanted: Container[bytes]) -> Iterator[Event]:
+def _completed(fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[Event]:
     record = first_value(fields, b"batch")
-    if record is None:
+    if record is None or (len(wanted) <= _FEW and not any(_as_json(ticket) in record for ticket in wanted)):
         return
     for run in decode(record):
         ticket = run.ticket.encode()
         if ticket in wanted:
             facts = run._asdict()
             yield Event(ticket, "completed", {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **facts})
+
+
+def _as_json(ticket: bytes) -> bytes:
+    """The ticket id as it stands in a record."""
+    return orjson.dumps(ticket.decode("utf-8", "replace"))
 
 
 class Seen(NamedTuple):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from flask import Blueprint, Response, request
 
-from common.web import DETACH, Problem, unprocessable
+from common.live_sockets import DETACH
+from common.web import Problem, unprocessable
 from master.policy.ticket_events import parse_position
 from master.web.api import read_ticket_id
 from master.web.ports import MasterPort

@@ -61,6 +61,16 @@ def test_a_record_of_the_run_log_is_told_as_completions() -> None:
     assert list(events_of(RUNS, b"9-9", [b"other", b"x"], b"ticket_id", (_T,))) == []
 
 
+@pytest.mark.parametrize("ticket", ["plain", 'a"b\\c', "ä\n\x01", "日本"])
+@pytest.mark.parametrize("others", [0, 50])
+def test_a_ticket_is_found_in_a_record_whatever_it_is_called(ticket: str, others: int) -> None:
+    done = Done()
+    done.ticket = ticket.encode()
+    wanted = [ticket.encode(), *(b"other %d" % number for number in range(others))]
+    record = encode("c1:3", [Done(), done])
+    assert [event.ticket for event in events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", wanted)] == [ticket.encode()]
+
+
 def test_a_dead_letter_is_told_with_its_reason() -> None:
     fields = [b"usher-id", b"5-1", b"usher-ticket", _T, b"usher-reason", b"gave_up", b"usher-attempts", b"3", b"ticket_id", _T]
     [event] = events_of(DEAD, b"9-9", fields, b"ticket_id", (_T,))
