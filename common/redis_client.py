@@ -25,7 +25,7 @@ _NOT_NOW = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "MAST
 SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "NOSCRIPT"})
 #: Those that say that another server is the right one now, or may be: a master that has lost its replicas was perhaps cut off, or deposed
 #: without having heard of it.
-_ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 
 
@@ -210,7 +210,7 @@ class Link:
             return self._connection.read_response(disconnect_on_error=False, **wait)
         except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
             trouble = named(refused)
-            if isinstance(trouble, NotNow) and trouble.kind in _ELSEWHERE:
+            if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
             raise trouble from None
         except (redis.RedisError, OSError) as failed:

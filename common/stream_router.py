@@ -23,7 +23,7 @@ What a subscription may rely on
 * An entry that is trimmed or deleted before it was read is gone: Redis has it no more.
 * A key that is not a stream, or becomes something else, ends its subscriptions: NOT_A_STREAM. One that may not be read: REFUSED.
 
-In a Redis Cluster all subscribed keys must lie in the slot of the connection (``common.endpoints``); others are REFUSED.
+In a Redis Cluster a router reads the keys of one slot: that of the stream in ``common.endpoints.near(url, stream)``. Others are refused at once.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
+from common.endpoints import in_reach
 from common.errors import RedisTrouble, UsherError
 from common.log import event
 from common.redis_client import Link
@@ -184,6 +185,8 @@ class StreamRouter:
         name = key.encode() if isinstance(key, str) else bytes(key)
         if self._prefixes and not name.startswith(self._prefixes):
             raise ValueError(f"{name.decode(errors='replace')} begins with none of the prefixes of this router")
+        if not in_reach(self._url, name):
+            raise ValueError(f"{name.decode(errors='replace')} lies in another slot of the cluster than the router's (give them one hash tag)")
         return name
 
     @staticmethod

@@ -17,7 +17,7 @@ from typing import Any
 from common.clock import now_s
 from common.errors import NotNow, ReplyUnknown
 from common.log import event
-from common.redis_client import Arg, CommandRefused
+from common.redis_client import ELSEWHERE, Arg, CommandRefused
 from common.router.book import Book, Check, Read
 from common.router.desk import Desk, as_found, last_id_command
 from common.router.options import RouterOptions
@@ -89,6 +89,10 @@ class ChangeReader(Service):
         except ReplyUnknown:
             self._desk.counters["breaks"] += 1
             self._forget()
+            raise
+        except NotNow as refused:
+            if refused.kind in ELSEWHERE:
+                self._forget()  # the next connection goes where the server is now
             raise
         if self._refused:
             self._give_up(self._refused)
@@ -236,8 +240,13 @@ class ChangeReader(Service):
     def _of_alone(self) -> list[tuple[Arg, ...]]:
         alone, self._alone = self._alone, []
         for read in alone:
-            self._asked.append(lambda reply, read=read: self._checks.extend(self._desk.came_alone(read, reply)))  # type: ignore[misc]
+            self._asked.append(lambda reply, read=read: self._read_alone(read, reply))  # type: ignore[misc]
         return [self._desk.read_command([read]) for read in alone]
+
+    def _read_alone(self, read: Read, reply: Any) -> None:
+        if isinstance(reply, NotNow):
+            self._not_now = reply
+        self._checks += self._desk.came_alone(read, reply)
 
     def _of_checks(self) -> list[tuple[Arg, ...]]:
         checks, self._checks = self._checks[:500], self._checks[500:]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from common.clock import now_s
-from common.errors import RedisTrouble
+from common.errors import NotNow, RedisTrouble
 from common.log import event
 from common.redis_client import CommandRefused, Link
 from common.router.book import Check, Read
@@ -48,7 +48,11 @@ class PoolReader(Service):
         try:
             reply = self._link.call(*command, block_s=self._options.block_s)
         except CommandRefused:
-            self._checked([check for read, one in self._alone(reads) for check in self._desk.came_alone(read, one)])
+            alone = self._alone(reads)
+            self._checked([check for read, one in alone for check in self._desk.came_alone(read, one)])
+            for _, one in alone:
+                if isinstance(one, NotNow):
+                    raise one from None  # a pause, then again
             return 0.0
         except BaseException:
             self._desk.failed(reads)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-
 #: Streams of one slice of a sweep, and the shortest time between two slices.
 _AT_ONCE, _SHORTEST_S = 250, 0.05
 
