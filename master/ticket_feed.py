@@ -295,8 +295,9 @@ class TicketFeed(Service):
     def _attempts(self, message_ids: Sequence[str]) -> dict[str, int]:
         if not message_ids:
             return {}
-        counts = self._link.call("HMGET", self._keys.attempts, *message_ids)
-        return {one: int(count) for one, count in zip(message_ids, counts, strict=True) if count is not None and count.isdigit()}
+        values = self._link.call("HMGET", self._keys.attempts, *message_ids)
+        counts = [(value or b"").partition(b" ")[0] for value in values]
+        return {one: int(count) for one, count in zip(message_ids, counts, strict=True) if count.isdigit()}
 
     def _tell_state(self, ticket: bytes, now: Seen) -> None:
         before, self._seen[ticket] = self._seen.get(ticket), now

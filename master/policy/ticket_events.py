@@ -1,6 +1,6 @@
 """What a follower of a ticket is told, as server-sent events. Pure: entries and records in, events out.
 
-``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (attempts that a message is charged),
+``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that failed, or attempts that a message is charged),
 ``completed`` (with times, from the run log), ``dead_letter``, ``state`` (processing, returned, halted, idle), ``gap`` (what happened in between
 is not there any more).
 """
@@ -96,7 +96,9 @@ def _completed(fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[E
         ticket = run.ticket.encode()
         if ticket in wanted:
             facts = run._asdict()
-            yield Event(ticket, "completed", {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **facts})
+            # A run log that also has executions which failed says so in their outcome.
+            name = "completed" if facts.get("outcome", "done") == "done" else "attempt"
+            yield Event(ticket, name, {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **facts})
 
 
 def _as_json(ticket: bytes) -> bytes:
