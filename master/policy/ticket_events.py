@@ -1,8 +1,8 @@
 """What a follower of a ticket is told, as server-sent events. Pure: entries and records in, events out.
 
-``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that failed, or attempts that a message is charged),
-``completed`` (with times, from the run log), ``dead_letter``, ``state`` (processing, returned, halted, idle), ``gap`` (what happened in between
-is not there any more).
+``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that failed, or attempts that a
+message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state`` (processing, returned, halted, idle), ``gap``
+(what happened in between is not there any more).
 """
 
 from __future__ import annotations
