@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 
 #: Changes that were found without having been announced, on one connection, after which announcements are not relied on any more.
 _MOST_UNANNOUNCED = 3
-#: Connections that ended at the question, one after the other, after which it is taken for the reason.
-_MOST_HUNG_UP = 3
+#: Connections that ended at the question, one after the other, after which it is taken for the reason. They have pauses between them, so that
+#: a server that is restarted, or somebody who kills connections, is not.
+_MOST_HUNG_UP = 5
 _REPLY_S = 5.0
 
 
