@@ -151,7 +151,7 @@ class LiveSockets(Service):
         if self._bell is None:
             self._begin()
             return 0.0  # who asked for the end meanwhile had no bell to ring
-        for key, events in self._selector.select(1.0):
+        for key, events in self._selector.select(0.0 if self._posted else 1.0):
             if key.fileobj is self._ear:
                 self._rung = False
                 self._ear.recv(4096)
