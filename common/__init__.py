@@ -32,4 +32,5 @@ run log       start and end of every execution
 audit         the job that proves from pending lists and run log that the promise held
 outbox, streamer, checkpoint, reconciler    see ``common.outbox``
 stream router, subscription                 see ``common.stream_router``
+follower      somebody who follows a ticket live; the master's *feed* serves all of them
 """

@@ -122,6 +122,13 @@ def _used(key: str) -> list[_Question]:
             "entries above the last delivered id are counted, 100,000 at most",
         ),
         _Question(
+            "client_tracking",
+            ("CLIENT", "TRACKINGINFO"),
+            _is_understood,
+            "the stream router hears which streams have changed",
+            "the stream router asks all streams in turn (portable mode)",
+        ),
+        _Question(
             "acl_dryrun", ("ACL", "DRYRUN", "default", "PING"), _is_understood, "checking rights", "commands are queued in MULTI and discarded"
         ),
     ]
@@ -156,13 +163,6 @@ def _not_used_yet(key: str) -> list[_Question]:
             "one limit over many streams of a call",
             "a limit per stream",
         ),
-        _Question(
-            "client_tracking",
-            ("CLIENT", "TRACKINGINFO"),
-            _is_understood,
-            "the stream router hears which streams have changed",
-            "the stream router asks all streams in turn (portable mode)",
-        ),
     ]
 
 
@@ -192,5 +192,5 @@ def _resp3(link: Link) -> Capability:
         reply = trouble
     said = _words(reply) if isinstance(reply, Exception) else ""
     return Capability(
-        "resp3", _is_done(reply), "HELLO 3", said, False, False, "hearing of changes on the connection that asked", "a second connection"
+        "resp3", _is_done(reply), "HELLO 3", said, False, True, "hearing of changes on the connection that reads", "as without client_tracking"
     )

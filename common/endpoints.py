@@ -42,6 +42,12 @@ def near(url: str, stream: str) -> str:
     return urlunsplit(parts._replace(fragment=quote(stream, safe="")))
 
 
+def in_reach(url: str, key: bytes) -> bool:
+    """Whether a connection to where the URL leads can read ``key``: in a cluster, one in the slot of the stream that ``near`` has noted."""
+    parts = urlsplit(url)
+    return parts.scheme != CLUSTER or key_slot(key) == key_slot(unquote(parts.fragment).encode())
+
+
 def is_fixed(url: str) -> bool:
     """Whether the URL always means the same address."""
     return urlsplit(url).scheme not in (SENTINEL, CLUSTER)

@@ -25,7 +25,7 @@ _NOT_NOW = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "MAST
 SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "NOSCRIPT"})
 #: Those that say that another server is the right one now, or may be: a master that has lost its replicas was perhaps cut off, or deposed
 #: without having heard of it.
-_ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 
 
@@ -37,7 +37,7 @@ class CommandRefused(Exception):
     """Redis answered with an error that trying again will not mend. The command did not happen."""
 
 
-def _named(error: redis.RedisError) -> Exception:
+def named(error: redis.RedisError) -> Exception:
     """Our error for an error answer of Redis. redis-py strips the first word of errors that it knows, so its classes count too."""
     text = str(error)
     kind = type(error).__name__
@@ -170,7 +170,7 @@ class Link:
             raise NotNow("AUTH", f"Redis at {redacted(self.url)} refuses the password or user: {refused}") from refused
         except redis.ResponseError as refused:
             self._moved_on()
-            trouble = _named(refused)
+            trouble = named(refused)
             raise (trouble if isinstance(trouble, NotNow) else NotNow("CONNECT", str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
@@ -209,8 +209,8 @@ class Link:
             # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are still under way.
             return self._connection.read_response(disconnect_on_error=False, **wait)
         except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
-            trouble = _named(refused)
-            if isinstance(trouble, NotNow) and trouble.kind in _ELSEWHERE:
+            trouble = named(refused)
+            if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
             raise trouble from None
         except (redis.RedisError, OSError) as failed:

@@ -22,6 +22,7 @@ import orjson
 from gunicorn.http import errors as http_errors
 from gunicorn.workers.gthread import ThreadWorker
 
+from common.live_sockets import DETACH
 from common.log import event
 from common.service import Ended, Service
 
@@ -66,6 +67,8 @@ class _ClientSocket(socket.socket):
     """A connection whose reads end at a deadline (``time.monotonic``), however slowly bytes trickle in."""
 
     deadline_s: float | None = None
+    #: Gets the connection when its answer is written, instead of its being closed.
+    keeper: Callable[[socket.socket], None] | None = None
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if self.deadline_s is None:
@@ -168,7 +171,9 @@ class HttpWorker(ThreadWorker):
             kept = super().handle(conn)
         finally:
             conn.sock.deadline_s = None
-        if kept is False:
+        if kept is False and conn.sock.keeper is not None:
+            _give_away(conn)
+        elif kept is False:
             _say_goodbye(conn.sock)
         return kept
 
@@ -209,6 +214,13 @@ def _status_of(exc: BaseException) -> HTTPStatus:
         return HTTPStatus.EXPECTATION_FAILED
     ours = isinstance(exc, (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName))
     return HTTPStatus.BAD_REQUEST if isinstance(exc, http_errors.ParseException) and not ours else HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _give_away(conn: Any) -> None:
+    """From here on the connection is its keeper's; gunicorn counts it as closed."""
+    ours = conn.sock
+    conn.close = lambda graceful=False: None
+    ours.keeper(socket.socket(ours.family, ours.type, ours.proto, fileno=ours.detach()))
 
 
 def _say_goodbye(connection: socket.socket) -> None:
@@ -257,11 +269,19 @@ class _Input:
 
 
 def exchanges(app: WSGIApplication) -> WSGIApplication:
-    """``app`` with its ``wsgi.input`` checked, and able to end a connection with the header ``Connection: close``, which gunicorn drops."""
+    """``app`` with its ``wsgi.input`` checked, and able to end a connection with the header ``Connection: close``, which gunicorn drops, or to
+    keep it for itself (``DETACH``)."""
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         response = start_response.__self__  # type: ignore[attr-defined]
         body = environ["wsgi.input"] = _Input(environ)
+
+        def detach(keeper: Callable[[socket.socket], None]) -> None:
+            response.is_chunked = lambda: False
+            response.force_close()
+            environ["gunicorn.socket"].keeper = keeper
+
+        environ[DETACH] = detach
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Callable[[bytes], object]:
             # A client whose body was never asked for may send it or not: nothing that follows on the connection can be trusted.

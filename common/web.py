@@ -31,6 +31,8 @@ _DEEPEST = 16
 _MOST_NAMED = 20
 _HEALTH = ("/api/health", "/api/health/live", "/api/health/ready")
 _JSON = ("application/json", "application/problem+json")
+#: What may be asked for besides where a path ends so.
+_EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -244,7 +246,8 @@ def _check_request(asked: Request, token: str, hosts: frozenset[str]) -> None:
     if coding is not None and coding.strip().lower() != "chunked":
         raise Problem(400, detail="the only transfer coding here is chunked", close=True)
     accepted = environ.get("HTTP_ACCEPT", "*/*")
-    if accepted not in ("*/*", "application/json") and asked.path.startswith("/api/") and not asked.accept_mimetypes.best_match(_JSON):
+    offered = (*_JSON, _EVENT_STREAM) if asked.path.endswith(_EVENTS) else _JSON
+    if accepted not in ("*/*", "application/json") and asked.path.startswith("/api/") and not asked.accept_mimetypes.best_match(offered):
         raise Problem(406, detail="the answers here are application/json")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from master.dispatcher import Dispatcher, Report
 from master.elector import Lead
 from master.membership import Membership, NameInUse, RegistrationOver
 from master.status import StatusReader
+from master.ticket_feed import TicketFeed
 from master.web.ports import AckItem, AckReport, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 
 #: A report waits for the dispatcher's next turn; one that takes longer is answered "not leader" and comes again.
@@ -33,6 +35,7 @@ class ServicePort:
         services: Sequence[Service],
         lease_ms: int,
         look_now: Callable[[], None],
+        feed: TicketFeed,
     ) -> None:
         self._membership = membership
         self._status = status
@@ -41,6 +44,7 @@ class ServicePort:
         self._services = services
         self._lease_ms = lease_ms
         self._look_now = look_now
+        self._feed = feed
 
     def register(self, asked: RegisterRequest) -> RegisterAnswer:
         registration = Registration(asked.name, asked.uuid, asked.health_url, asked.slots, asked.capacity, asked.lock)
@@ -85,6 +89,12 @@ class ServicePort:
         if found is None and not parked:
             return None
         return (found or {"ticket_id": ticket_id, "state": "waiting", "message_ids": []}) | {"parked": parked}
+
+    def can_follow(self) -> bool:
+        return self._feed.has_room
+
+    def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None) -> None:
+        self._feed.follow(connection, ticket_id.encode(), position)
 
     def health(self) -> Health:
         return judge(self._services, now_s())

@@ -31,3 +31,4 @@ class MasterSettings(CommonSettings):
         description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
     )
     insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")
+    followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")

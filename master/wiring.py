@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from common.bell import Bell
 from common.clock import now_s
 from common.keys import Keys
+from common.live_sockets import LiveSockets
 from common.log import event
 from common.metrics import Metrics
 from common.redis_client import Link
 from common.service import Service
+from common.stream_router import StreamRouter
 from common.streams import TicketStream
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
@@ -26,6 +28,7 @@ from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
+from master.ticket_feed import TicketFeed
 from master.web.app import create_app
 
 log = logging.getLogger(__name__)
@@ -65,12 +68,14 @@ class MasterProgram:
         self._lead.on_change = self._dispatcher.wake
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
-        self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, *self._bell.services]
+        sockets = LiveSockets(settings.followers_limit)
+        feed = TicketFeed(self._link("feed"), self._keys, settings.ticket_field, sockets, self._make_router)
+        self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, feed, sockets, *self._bell.services]
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)
         port = ServicePort(
-            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake
+            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
         self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts, letters=self._letters, metrics=metrics.page)
 
@@ -107,6 +112,12 @@ class MasterProgram:
         """Whether the dispatcher makes progress: the lead is extended only then."""
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
+
+    def _make_router(self) -> StreamRouter:
+        keys = self._keys
+        # A stream whose name is its own hash tag begins as its other keys do.
+        prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
+        return StreamRouter(self._redis_url, name="master", prefixes=prefixes)
 
     def _link(self, role: str, timeout_s: float = 5.0) -> Link:
         return Link(self._redis_url, f"master:{role}", timeout_s)

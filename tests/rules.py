@@ -19,7 +19,8 @@ PACKAGES = ("common", "master", "consumer")
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py is what Usher is compared with: plain redis-py.
-    "redis": ("common/redis_client.py", "common/endpoints.py", "common/stream_router.py", "common/bench/floor.py"),
+    "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py"),
+    "hiredis": ("common/router/push_link.py",),
     "requests": ("master/health_checker.py", "consumer/master_client.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
     "flask": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
@@ -31,7 +32,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py"),
 }
 #: Where decisions are made: values in, values out.
-PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py")
+PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "common/router/sizing.py")
 IMPURE = frozenset({"redis", "time", "datetime", "threading", "asyncio", "os", "socket", "subprocess", "logging", "secrets", "requests", "flask"})
 #: Where threads begin: services; and pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions).
 THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/health_checker.py")

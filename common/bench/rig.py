@@ -149,8 +149,7 @@ class Rig:
         return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
 
     def redis_version(self) -> str:
-        info = self.link.call("INFO", "server").decode()
-        return next(line.partition(":")[2] for line in info.splitlines() if line.startswith("redis_version:"))
+        return redis_version(self.link)
 
     def fill(self, tickets: Sequence[bytes], payload: bytes) -> bytes:
         """Add one message per ticket; returns the last id."""
@@ -166,6 +165,12 @@ class Rig:
     def fresh(self) -> None:
         """Forget everything: only ever called on the Redis that this rig started."""
         self.link.call("FLUSHALL")
+
+
+def redis_version(link: Link) -> str:
+    """What Redis says that it is."""
+    info = link.call("INFO", "server").decode()
+    return next(line.partition(":")[2] for line in info.splitlines() if line.startswith("redis_version:"))
 
 
 def floor_seconds(rig: Rig, processes: int, count: int) -> float:

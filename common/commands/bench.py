@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from common.bench import hot as measure_hot
 from common.bench import machine, measures
+from common.bench import router as router_bench
 from common.bench.rig import BenchFailed
 
 _RUNS = click.option("--runs", type=click.IntRange(1, 50), default=3, show_default=True, help="Runs; the headline figures are medians.")
@@ -84,6 +85,53 @@ def hot(messages: int, others: int, rate: float, seconds: float, consumers: int,
     )
 
 
+_MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-driven",), "portable": ("portable",)}
+
+
+@bench.command(help="Time from XADD (when it was due) to a subscriber of the stream router, and what subscriptions cost, in both modes.")
+@click.option("--streams", type=click.IntRange(1, 2_000_000), multiple=True, default=(1_000, 10_000, 100_000), show_default=True, help="Streams.")
+@click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Entries per second, to streams at random.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")
+@click.option("--idle-seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="How long nothing happens before it.")
+@click.option("--mode", type=click.Choice(list(_MODES)), default="both", show_default=True, help="How the router learns of entries.")
+@_JSON
+def router(streams: tuple[int, ...], rate: float, seconds: float, idle_seconds: float, mode: str, as_json: bool) -> None:
+    document: dict[str, Any] = {"machine": machine.facts(""), "runs": []}
+    try:
+        for count in streams:
+            click.echo(f"usher: {count:,} streams", err=True)
+            document["runs"] += router_bench.measure(_MODES[mode], count, rate, seconds, idle_seconds)
+    except BenchFailed as failed:
+        click.echo(f"usher: {failed}", err=True)
+        sys.exit(1)
+    for run in document["runs"]:
+        document["machine"]["redis"] = run.pop("redis")
+    largest = max(document["runs"], key=lambda run: (run["streams"], run["mode"] == "change-driven"))
+    document |= {name: largest[name] for name in ("p50_ms", "p99_ms", "max_ms")}
+    wrong = sum(run["missed"] + run["doubled"] for run in document["runs"])
+    if as_json:
+        click.echo(orjson.dumps(document))
+    else:
+        _show_router(document)
+    if wrong:
+        click.echo(f"usher: {wrong} entries were missed or came twice", err=True)
+        sys.exit(1)
+
+
+def _show_router(document: dict[str, Any]) -> None:
+    names = ("streams", "mode", "p50 ms", "p99", "max", "bound", "links", "bytes", "CPU s", "idle %")
+    columns = (Column(name, justify="left" if name == "mode" else "right", no_wrap=True) for name in names)
+    shown = Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for run in document["runs"]:
+        cpu, idle = run["cpu_seconds"], run["idle_cpu_percent"]
+        times = [f"{run[name]:,.2f}" for name in ("p50_ms", "p99_ms", "max_ms")]
+        cells = ["" if run[name] is None else f"{run[name]:,}" for name in ("formula_ms", "connections", "bytes_per_subscription")]
+        costs = (f"{cpu['router']} {cpu['redis']}", f"{idle['router']} {idle['redis']}")
+        shown.add_row(f"{run['streams']:,}", run["mode"].removesuffix("-driven"), *times, *cells, *costs)
+    _print_table(shown, document["machine"])
+    click.echo("bound: what the portable mode promises; links: connections; bytes: memory per subscription; CPU, idle: router, Redis")
+
+
 def _report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
     document: dict[str, Any] = {"machine": machine.facts(""), "runs": []}
     try:
@@ -104,7 +152,10 @@ def _report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[st
     for number, one in enumerate(document["runs"], 1):
         shown.add_row(str(number), *(f"{one[name]:,}" for name in headline), "  ".join(f"{who} {spent}" for who, spent in one["cpu_seconds"].items()))
     shown.add_row("median", *(f"{document[name]:,}" for name in headline), "", style="bold")
-    facts = document["machine"]
+    _print_table(shown, document["machine"])
+
+
+def _print_table(shown: Table, facts: dict[str, Any]) -> None:
     console = Console()
     console.print(shown)
     console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from common.settings import CommonSettings, options
+from master.commands.follow import follow_ticket
 from master.commands.looking import console, print_json, status_reader, tickets_table, way_out
 
 
@@ -58,3 +59,6 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
             click.echo(told)
     if found is None:
         sys.exit(1)
+
+
+tickets.add_command(follow_ticket)

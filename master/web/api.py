@@ -105,7 +105,7 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
 
     @api.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> Response:
-        found = port.ticket(_read_ticket_id())
+        found = port.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
         return answer(found)
@@ -196,11 +196,11 @@ def _read_page() -> tuple[str, int]:
     return cursor, min(int(limit), _MOST_TICKETS_ON_A_PAGE)
 
 
-def _read_ticket_id() -> str:
-    """The ticket id of the path. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
+def read_ticket_id(behind: bytes = b"") -> str:
+    """The ticket id of the path, before what is ``behind`` it. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
     path = request.environ["PATH_INFO"].encode("latin-1")
     try:
-        ticket_id: str = path.removeprefix(_TICKETS_PATH).decode()
+        ticket_id: str = path.removeprefix(_TICKETS_PATH).removesuffix(behind).decode()
     except UnicodeDecodeError:
         raise Problem(404, "unknown_ticket", "ticket ids are UTF-8") from None
     if not _fits(ticket_id):

@@ -12,6 +12,7 @@ from common import web
 from common.web import Problem, answer_problem
 from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
+from master.web.follow import events_route
 from master.web.health_url import parse_hosts
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
@@ -32,6 +33,7 @@ def create_app(
     """
     app = web.create_app(__name__, token, REGISTER_BODY, hosts)
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
+    app.register_blueprint(events_route(port))
     if letters is not None:
         app.register_blueprint(letter_routes(letters))
     if metrics is not None:

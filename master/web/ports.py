@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -97,6 +98,12 @@ class MasterPort(Protocol):
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """None: it is not in processing."""
+
+    def can_follow(self) -> bool:
+        """Whether one more live subscription to a ticket may begin."""
+
+    def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None) -> None:
+        """``connection`` gets the events of a ticket from now on; with a position first what came after it. It is the master's from here on."""
 
     def health(self) -> Health:
         """Do the services make progress?"""

@@ -24,7 +24,7 @@ from common.redis_client import Link
 from master.leader_steps import LeaderSteps
 from tests.integration.factories import World
 
-_SYSTEM_SERVER = shutil.which("redis-server", path=os.defpath)
+SYSTEM_SERVER = shutil.which("redis-server", path=os.defpath)
 _PATIENCE_S = 15.0
 
 
@@ -64,14 +64,14 @@ def server_urls(redis_server: EmbeddedRedis) -> Iterator[Callable[[str], str]]:
 
         def url_of(which: str) -> str:
             if which not in urls:
-                assert _SYSTEM_SERVER is not None
-                urls[which] = running.enter_context(_system_server(_SYSTEM_SERVER))
+                assert SYSTEM_SERVER is not None
+                urls[which] = running.enter_context(_system_server(SYSTEM_SERVER))
             return urls[which]
 
         yield url_of
 
 
-@pytest.fixture(params=["embedded", *(["system"] if _SYSTEM_SERVER else [])])
+@pytest.fixture(params=["embedded", *(["system"] if SYSTEM_SERVER else [])])
 def any_redis_url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
     """URL of an empty Redis; the test runs once per server."""
     url = server_urls(request.param)

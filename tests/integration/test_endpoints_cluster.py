@@ -18,7 +18,9 @@ from common.endpoints import near
 from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
+from common.stream_router import Mode
 from tests.integration.factories import World
+from tests.integration.routers import add, running, taken
 from tests.topologies import PASSWORD, Cluster, figures, keep_trying, until
 
 STREAM = "ticket_stream"
@@ -221,3 +223,18 @@ def test_after_a_failover_the_new_owner_is_found(tmp_path: Path) -> None:
         figures(failover_s=time.monotonic() - began)
         assert owner.role() == "master"
         link.close()
+
+
+@pytest.mark.parametrize("mode", [Mode.CHANGE_DRIVEN, Mode.PORTABLE])
+def test_a_stream_router_follows_its_slot_and_refuses_other_keys(cluster: Cluster, link: Link, mode: Mode) -> None:
+    stream = "{ticket_stream}:s"
+    with running(near(cluster.url, STREAM), mode) as router:
+        subscription = router.subscribe(stream)
+        with pytest.raises(ValueError, match="another slot"):
+            router.subscribe("{elsewhere}:s")
+        add(link, stream, "1-1")
+        assert taken(subscription, 1) == [b"1-1"]
+        cluster.move_slot_of(STREAM, cluster.another_than(cluster.owner_of(STREAM)))
+        keep_trying(link, "XADD", stream, "2-1", "f", "v")
+        assert taken(subscription, 1) == [b"2-1"]
+        assert subscription.resets == 0

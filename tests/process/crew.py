@@ -78,6 +78,10 @@ class Crew:
     def start_consumer(self, name: str, handler: str, **environ: str) -> None:
         self._start(name, "consumer", USHER_CONSUMER_NAME=name, USHER_HANDLER=handler, USHER_MASTER_URLS=",".join(self.masters), **environ)
 
+    def run(self, name: str, *words: str, **environ: str) -> None:
+        """Start another command; what it says is its log."""
+        self._start(name, *words, **environ)
+
     def _start(self, name: str, *words: str, **environ: str) -> None:
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(

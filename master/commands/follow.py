@@ -1,0 +1,128 @@
+"""``usher tickets follow``: what happens to one ticket, as it happens, from a master's server-sent events."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import click
+import orjson
+import requests
+from pydantic import Field
+
+from common.embedded import running_up
+from common.errors import StartRefused
+from common.settings import CommonSettings, load, options
+
+_CONNECT_S = 3.0
+#: A master says where it is every 10 s: one that is silent for longer has gone.
+_SILENCE_S = 35.0
+_PAUSE_S = 1.0
+_USUAL = "http://127.0.0.1:8700"
+
+
+class FollowSettings(CommonSettings):
+    """What following needs: masters instead of Redis."""
+
+    master_urls: str = Field("", description=f"Masters to ask, comma separated. Empty: those of `usher up`, else {_USUAL}.")
+
+
+class Told(NamedTuple):
+    """One server-sent event. Without a name it only says where we are."""
+
+    position: str
+    name: str
+    data: dict[str, Any]
+
+
+@click.command("follow", help="Follow a ticket as it happens: entries, hand-overs, attempts, completions. Ends with Ctrl-C.")
+@click.argument("ticket_id")
+@click.option("--from", "position", default="", help="Id of an event: first what came after it. 0: first all that is still there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document per event and line.")
+@options(FollowSettings)
+def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json: bool) -> None:
+    settings = load(FollowSettings, os.environ, flags)
+    up = running_up(settings.state_folder)
+    urls = (settings.master_urls or (up.master_urls if up is not None else _USUAL)).split(",")
+    for told in follow([url.strip().rstrip("/") for url in urls], ticket_id, position, settings.api_token):
+        click.echo(orjson.dumps({"event": told.name, "id": told.position, **told.data}) if as_json else _line(told))
+
+
+def follow(urls: Sequence[str], ticket_id: str, position: str, token: str) -> Iterator[Told]:
+    """Events for ever: when a master goes, another one goes on where it was. Raises StartRefused when at the beginning none answers, and
+    when one refuses."""
+    session = requests.Session()
+    session.trust_env = False  # these are addresses of ours: no proxy
+    begun = False
+    while True:
+        trouble = ""
+        for url in urls:
+            try:
+                with _ask(session, url, ticket_id, position, token) as reply:
+                    begun = True
+                    for told in parse(reply.iter_lines(chunk_size=1)):
+                        position = told.position or position
+                        if told.name:
+                            yield told
+            except requests.RequestException as failed:
+                trouble = f"{url}: {failed}"
+        if not begun:
+            raise StartRefused(f"USHER_MASTER_URLS: no master answers; {trouble}")
+        time.sleep(_PAUSE_S)
+
+
+def _ask(session: requests.Session, url: str, ticket_id: str, position: str, token: str) -> requests.Response:
+    headers = {"Accept": "text/event-stream"}
+    if position:
+        headers["Last-Event-ID"] = position
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    address = f"{url}/api/tickets/{quote(ticket_id, safe='')}/events"
+    reply = session.get(address, headers=headers, stream=True, timeout=(_CONNECT_S, _SILENCE_S), allow_redirects=False)
+    if reply.status_code == 200:
+        return reply
+    with reply:
+        if reply.status_code >= 500:
+            raise requests.RequestException(f"HTTP {reply.status_code}")
+        refused = _document(reply)
+    hint = "; set USHER_API_TOKEN" if reply.status_code == 401 else ""
+    raise StartRefused(f"{url} refuses: HTTP {reply.status_code} {refused}{hint}")
+
+
+def _document(reply: requests.Response) -> str:
+    try:
+        document = reply.json()
+    except ValueError:
+        return ""
+    problems = "; ".join(f"{one.get('field')} {one.get('problem')}" for one in document.get("errors", ()))
+    return problems or str(document.get("detail") or document.get("title"))
+
+
+def parse(lines: Iterable[bytes]) -> Iterator[Told]:
+    """Events out of the lines of an event stream (the part of the format that our masters use)."""
+    position = name = data = ""
+    for line in lines:
+        field, _, value = line.decode(errors="replace").partition(": ")
+        if field == "id":
+            position = value
+        elif field == "event":
+            name = value
+        elif field == "data":
+            data = value
+        elif not line:
+            if position or name:
+                yield Told(position, name, orjson.loads(data) if data else {})
+            position = name = data = ""
+
+
+def _line(told: Told) -> str:
+    facts = "  ".join(f"{name}={_shown(value)}" for name, value in told.data.items() if name != "ticket_id")
+    return f"{time.strftime('%H:%M:%S')}  {told.name:<11}  {facts}"
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)

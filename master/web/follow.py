@@ -1,0 +1,47 @@
+"""``GET /api/tickets/{id}/events``: what happens to a ticket, as server-sent events, for as long as the client stays.
+
+The request ends with the head of its answer; the connection then belongs to the master's feed and holds no thread. A ticket whose id ends
+with ``/events`` can be followed, but not asked for.
+"""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response, request
+
+from common.live_sockets import DETACH
+from common.web import Problem, unprocessable
+from master.policy.ticket_events import parse_position
+from master.web.api import read_ticket_id
+from master.web.ports import MasterPort
+
+_PATH_END = b"/events"
+
+
+def events_route(port: MasterPort) -> Blueprint:
+    """The one route."""
+    live = Blueprint("live", __name__, url_prefix="/api")
+
+    @live.get("/tickets/<rest:ticket_id>/events")
+    def follow(ticket_id: str) -> Response:
+        asked = read_ticket_id(_PATH_END)
+        position = _read_position()
+        detach = request.environ.get(DETACH)
+        if detach is None or not port.can_follow():
+            raise Problem(503, "too_many_followers", "no more subscriptions can be open here", headers={"Retry-After": "5"})
+        if request.method == "GET":
+            detach(lambda connection: port.follow(connection, asked, position))
+        # The first bytes, so that a reader knows at once that it is listened to.
+        return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    return live
+
+
+def _read_position() -> list[bytes] | None:
+    """Where a subscription that broke goes on: Last-Event-ID, or the query's last_event_id. None: from now on."""
+    given = request.headers.get("Last-Event-ID") or request.args.get("last_event_id")
+    if not given:
+        return None
+    try:
+        return parse_position(given)
+    except ValueError as wrong:
+        raise unprocessable([{"field": "last_event_id", "problem": str(wrong)}]) from None

@@ -1,0 +1,279 @@
+"""The stream router on real servers, in both modes: positions, sharing, slow subscribers, and every kind of bad input."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from common.errors import RedisTrouble, UsherError
+from common.redis_client import Link
+from common.router.subscription import SubscriptionEnded
+from common.stream_router import NOW, End, Mode, SlowPolicy, StreamRouter
+from tests.integration.conftest import SYSTEM_SERVER
+from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_comes, running, taken, until
+
+_NOWHERE = "redis://127.0.0.1:1/0"
+
+
+#: Announcements are what differs between servers; plain reads are the same everywhere.
+_WHERE = [(Mode.CHANGE_DRIVEN, "embedded"), (Mode.PORTABLE, "embedded"), *([(Mode.CHANGE_DRIVEN, "system")] if SYSTEM_SERVER else [])]
+
+
+@pytest.fixture(params=_WHERE, ids=lambda where: f"{where[0].value} {where[1]}")
+def where(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> tuple[Mode, str]:
+    """A mode, and the URL of an empty Redis."""
+    mode, server = request.param
+    url = server_urls(server)
+    link = Link(url, "test:flush")
+    link.call("FLUSHALL")
+    link.close()
+    return mode, url
+
+
+@pytest.fixture
+def mode(where: tuple[Mode, str]) -> Mode:
+    return where[0]
+
+
+@pytest.fixture
+def url(where: tuple[Mode, str]) -> str:
+    return where[1]
+
+
+@pytest.fixture
+def router(url: str, mode: Mode) -> Iterator[StreamRouter]:
+    with running(url, mode, check_seconds=0.5, sweep_seconds=30.0) as started:
+        yield started
+
+
+@pytest.fixture
+def link(url: str) -> Iterator[Link]:
+    connection = Link(url, "test")
+    yield connection
+    connection.close()
+
+
+def test_from_the_beginning_from_an_id_and_from_now(router: StreamRouter, link: Link) -> None:
+    add(link, "s", "1-1", "2-1", "3-1")
+    everything, later, new = router.subscribe("s"), router.subscribe("s", "1-1"), router.subscribe(b"s", NOW)
+    add(link, "s", "4-1")
+    assert taken(everything, 4) == [b"1-1", b"2-1", b"3-1", b"4-1"]
+    assert taken(later, 3) == [b"2-1", b"3-1", b"4-1"]
+    assert taken(new, 1) == [b"4-1"]
+    for subscription in (everything, later, new):
+        nothing_comes(subscription)
+
+
+def test_entries_have_their_fields_and_come_by_iteration_until_the_subscription_is_closed(router: StreamRouter, link: Link) -> None:
+    subscription = router.subscribe("s")
+    threading.Timer(0.05, add, (link, "s", "1-1", "2-1")).start()
+    seen = []
+    for entry in subscription:
+        seen.append((entry.id, entry.fields))
+        if len(seen) == 2:
+            subscription.close()
+            subscription.close()
+    assert seen == [(b"1-1", [b"f", b"v"]), (b"2-1", [b"f", b"v"])]
+    assert subscription.end is End.CLOSED
+    until(lambda: router.counters()["streams"] == 0)
+
+
+def test_subscriptions_of_one_stream_share_it_and_end_for_themselves(router: StreamRouter, link: Link) -> None:
+    tally = Tally()
+    first, second = router.subscribe("s"), router.subscribe("s")
+    router.subscribe("s", on_entries=tally)
+    assert router.counters()["streams"] == 1
+    add(link, "s", "1-1")
+    assert taken(first, 1) == taken(second, 1) == [b"1-1"]
+    first.close()
+    add(link, "s", "2-1")
+    assert taken(second, 1) == [b"2-1"]
+    until(lambda: tally.ids == {b"s": [b"1-1", b"2-1"]})
+
+
+def test_a_subscriber_that_waits_gets_everything_and_nobody_waits_for_it(router: StreamRouter, link: Link) -> None:
+    ids = add(link, "s", *(f"{number}-1" for number in range(1, 101)))
+    slow, quick = router.subscribe("s", capacity=20), router.subscribe("s")
+    assert taken(quick, 100) == ids
+    assert taken(slow, 100) == ids
+    assert (slow.dropped, slow.resets) == (0, 0)
+
+
+def test_a_subscriber_that_stops_reading_keeps_the_newest_if_it_says_so(router: StreamRouter, link: Link) -> None:
+    ids = add(link, "s", *(f"{number}-1" for number in range(1, 251)))
+    slow = router.subscribe("s", capacity=10, policy=SlowPolicy.DROP_OLDEST)
+    until(lambda: slow.last == ids[-1])
+    assert taken(slow, 10) == ids[-10:]
+    assert slow.dropped == 240
+
+
+def test_a_subscriber_that_stops_reading_is_ended_if_it_says_so_after_what_it_has(router: StreamRouter, link: Link) -> None:
+    ids = add(link, "s", *(f"{number}-1" for number in range(1, 251)))
+    slow, other = router.subscribe("s", capacity=10, policy=SlowPolicy.CLOSE), router.subscribe("s")
+    until(lambda: slow.end is End.SLOW)
+    assert taken(slow, 10) == ids[:10]
+    with pytest.raises(SubscriptionEnded, match="too slow") as ended:
+        slow.take(timeout_s=PATIENCE_S)
+    assert ended.value.reason is End.SLOW
+    assert taken(other, 250) == ids
+
+
+def test_a_paused_subscription_is_not_read_for_until_it_is_resumed(router: StreamRouter, link: Link) -> None:
+    tally = Tally()
+    subscription = router.subscribe("s", on_entries=tally)
+    subscription.pause()
+    add(link, "s", "1-1")
+    other = router.subscribe("s")
+    assert taken(other, 1) == [b"1-1"]
+    assert tally.count == 0
+    subscription.resume()
+    until(lambda: tally.ids == {b"s": [b"1-1"]})
+
+
+def test_a_callback_that_fails_ends_its_own_subscription_only(router: StreamRouter, link: Link) -> None:
+    def fail(_subscription: object, _entries: object) -> None:
+        raise ValueError("no")
+
+    failing, other = router.subscribe("s", on_entries=fail), router.subscribe("s")
+    add(link, "s", "1-1")
+    assert taken(other, 1) == [b"1-1"]
+    until(lambda: failing.end is End.CALLBACK_FAILED)
+    assert "ValueError" in failing.detail
+
+
+def test_a_key_that_is_not_a_stream_ends_its_subscription_and_no_other(router: StreamRouter, link: Link) -> None:
+    link.call("SET", "text", "x")
+    others = router.subscribe_all([f"s{number}" for number in range(20)])
+    wrong, wrong_now = router.subscribe("text"), router.subscribe("text", NOW)
+    for subscription in (wrong, wrong_now):
+        with pytest.raises(SubscriptionEnded, match="not a stream"):
+            subscription.take(timeout_s=PATIENCE_S)
+        assert subscription.end is End.NOT_A_STREAM
+    for number, other in enumerate(others):
+        add(link, f"s{number}", "1-1")
+        assert taken(other, 1) == [b"1-1"]
+
+
+def test_a_stream_that_becomes_something_else_ends_its_subscription(router: StreamRouter, link: Link) -> None:
+    subscription = router.subscribe("s")
+    add(link, "s", "1-1")
+    assert taken(subscription, 1) == [b"1-1"]
+    link.pipeline([("DEL", "s"), ("SET", "s", "x")])
+    until(lambda: subscription.end is End.NOT_A_STREAM)
+
+
+def test_a_stream_deleted_while_subscribed_goes_on_when_it_is_made_again_with_any_ids(router: StreamRouter, link: Link) -> None:
+    subscription = router.subscribe("s")
+    for ids, resets in ((("5-1", "6-1"), 0), (("1-1", "2-1"), 1), (("7-1",), 1)):
+        add(link, "s", *ids)
+        assert taken(subscription, len(ids)) == [one.encode() for one in ids]
+        link.call("DEL", "s")
+        assert subscription.resets >= resets
+    nothing_comes(subscription)
+
+
+def test_after_flushall_everything_new_comes(router: StreamRouter, link: Link) -> None:
+    subscriptions = router.subscribe_all([f"s{number}" for number in range(50)])
+    for first in ("9-9", "1-1"):
+        add_many(link, [("XADD", f"s{number}", first, "f", "v") for number in range(50)])
+        for subscription in subscriptions:
+            assert taken(subscription, 1) == [first.encode()]
+        link.call("FLUSHALL")
+
+
+def test_an_id_from_the_future_is_one_of_an_earlier_stream_of_that_name(router: StreamRouter, link: Link) -> None:
+    add(link, "s", "1-1")
+    subscription = router.subscribe("s", "99999999999999-0")
+    assert taken(subscription, 1) == [b"1-1"]
+    add(link, "s", "2-1")
+    assert taken(subscription, 1) == [b"2-1"]
+    assert subscription.resets == 1
+
+
+def test_an_id_from_the_future_of_a_stream_that_is_not_there_yet(router: StreamRouter, link: Link) -> None:
+    subscription = router.subscribe("s", "50-0")
+    add(link, "s", "3-1")
+    assert taken(subscription, 1) == [b"3-1"]
+
+
+def test_a_key_that_may_not_be_read_ends_its_subscription(url: str, link: Link, mode: Mode) -> None:
+    link.call("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~s*", "+@all")
+    scheme, _, rest = url.partition("://")
+    try:
+        with running(f"{scheme}://limited:pw@{rest.rpartition('@')[2]}", mode) as router:
+            good, bad = router.subscribe("s"), router.subscribe("other")
+            until(lambda: bad.end is End.REFUSED)
+            add(link, "s", "1-1")
+            assert taken(good, 1) == [b"1-1"]
+    finally:
+        link.call("ACL", "DELUSER", "limited")
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "1-", "-1", "1-1-1", "18446744073709551616-0", "1-18446744073709551616", "$", "+"])
+def test_what_is_no_id_is_refused_at_once(wrong: str) -> None:
+    with pytest.raises(ValueError, match="id"):
+        StreamRouter(_NOWHERE).subscribe("s", wrong)
+
+
+def test_what_cannot_be_subscribed_to_is_refused_at_once() -> None:
+    router = StreamRouter(_NOWHERE, prefixes=["tickets:"])
+    with pytest.raises(ValueError, match="prefixes"):
+        router.subscribe("other")
+    with pytest.raises(ValueError, match="capacity"):
+        router.subscribe("tickets:1", capacity=0)
+    with pytest.raises(ValueError, match="prefix"):
+        StreamRouter(_NOWHERE, prefixes=["a", "ab"])
+    router.stop()
+    with pytest.raises(UsherError, match="stopped"):
+        router.subscribe("tickets:1")
+
+
+def test_what_now_is_cannot_be_known_without_redis() -> None:
+    router = StreamRouter(_NOWHERE)
+    router.start()
+    try:
+        with pytest.raises(RedisTrouble, match="where these streams end"):
+            router.subscribe_all(["s"], NOW, timeout_s=0.3)
+        assert router.counters()["streams"] <= 1
+    finally:
+        router.stop()
+
+
+def test_stopping_ends_every_subscription_and_wakes_who_waits(router: StreamRouter) -> None:
+    subscription = router.subscribe("s")
+    threading.Timer(0.1, router.stop).start()
+    assert list(subscription) == []
+    assert subscription.end is End.ROUTER_STOPPED
+    router.stop()
+
+
+def test_only_changes_under_the_prefixes_are_announced(redis_url: str) -> None:
+    link = Link(redis_url, "test")
+    with running(redis_url, Mode.CHANGE_DRIVEN, prefixes=["a:", "b:"]) as router:
+        subscription = router.subscribe("a:1", NOW)
+        add(link, "c:1", "1-1")
+        add(link, "a:1", "1-1")
+        assert taken(subscription, 1) == [b"1-1"]
+        until(lambda: router.counters()["announced"] == 1)
+    link.close()
+
+
+def test_an_idle_subscription_is_less_than_a_kibibyte(url: str, mode: Mode) -> None:
+    """Key, position, and its place in the book; the budget is DESIGN 11's, the figure of the bench is that of the process."""
+    count = 5000
+    keys = [b"tenant:%06d:tickets" % number for number in range(count)]
+    with running(url, mode) as router:
+        router.subscribe("warm-up")
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            subscriptions = router.subscribe_all(keys, on_entries=Tally())
+            until(lambda: router.counters()["empty_reads"] >= 1)
+            each = (tracemalloc.get_traced_memory()[0] - before) / count
+        finally:
+            tracemalloc.stop()
+        assert each < 1024, each
+        assert len(subscriptions) == count

@@ -1,0 +1,253 @@
+"""The book of the stream router against a dictionary that plays Redis: lost replies, late subscribers, slow ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from common.router.book import Book, Check, Place, Read
+from common.router.options import RouterOptions
+from common.router.sizing import readers_wanted, sweep_slice
+from common.stream_id import ZERO, rank
+from common.streams import Entry
+
+_COUNT = 3
+
+
+def entry(number: int) -> Entry:
+    return Entry(b"%d-0" % number, [b"f", b"v"])
+
+
+class Plot:
+    """A book, the streams that it reads, and what every place got."""
+
+    def __init__(self, *, in_turn: bool = False) -> None:
+        self.book = Book()
+        self.book.in_turn = in_turn
+        self.redis: dict[bytes, list[Entry]] = {}
+        self.got: dict[Place, list[bytes]] = {}
+        self.closed: set[Place] = set()
+        self.under_way: list[Read] = []
+
+    def add(self, key: bytes, number: int, announce: bool = True) -> None:
+        self.redis.setdefault(key, []).append(entry(number))
+        if announce:
+            self.book.announced([key])
+
+    def subscribe(self, key: bytes, last: bytes | None = ZERO) -> Place:
+        place = Place(self.book.stream(key), last)
+        self.got[place] = []
+        self.book.add(place)
+        return place
+
+    def take(self, most: int = 10) -> list[Read]:
+        reads = self.book.take(most)
+        self.under_way += reads
+        return reads
+
+    def reply(self, read: Read, room: int = 1000) -> Check | None:
+        """The reply comes, and every place has room for so many entries; one that had less is held."""
+        self.under_way.remove(read)
+        entries = [one for one in self.redis.get(read.stream.key, ()) if rank(one.id) > rank(read.after)][:_COUNT]
+        for place, share in self.book.shares(read, entries) if entries else ():
+            taken = share[:room]
+            place.held = len(share) > room
+            self.got[place] += [one.id for one in taken]
+            if taken:
+                place.last = taken[-1].id
+        self.book.finish(read, more=len(entries) >= _COUNT)
+        return None if entries else self.book.to_check(read)
+
+    def settle(self) -> None:
+        """Everybody has room, and replies come, until nothing is left to read."""
+        for place in self.got:
+            if place not in self.closed:
+                self.book.resume(place)
+        turns = 3 * sum(map(len, self.redis.values())) + 10
+        for _ in range(turns):
+            for read in [*self.under_way, *self.take(1000)]:
+                if read in self.under_way:
+                    self.reply(read)
+
+    def expected(self, key: bytes, after: bytes = ZERO) -> list[bytes]:
+        return [one.id for one in self.redis.get(key, ()) if rank(one.id) > rank(after)]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("seed", range(150))
+def test_everybody_gets_everything_once_whatever_happens_in_between(seed: int, in_turn: bool) -> None:
+    rng = random.Random(seed)
+    plot = Plot(in_turn=in_turn)
+    keys = [b"a", b"b", b"c"]
+    began: dict[Place, tuple[bytes, bytes]] = {}
+    for number in range(1, rng.randrange(20, 90)):
+        key = rng.choice(keys)
+        chance = rng.random()
+        if chance < 0.4:
+            plot.add(key, number)
+        elif chance < 0.55:
+            known = plot.expected(key) or [ZERO]
+            last = rng.choice([ZERO, *known])
+            began[plot.subscribe(key, last)] = (key, last)
+        elif chance < 0.7:
+            plot.take(rng.randrange(1, 4))
+        elif chance < 0.85 and plot.under_way:
+            plot.reply(rng.choice(plot.under_way), room=rng.choice([1, 2, 1000]))
+        elif chance < 0.92 and plot.under_way:
+            plot.book.failed(plot.under_way.pop(rng.randrange(len(plot.under_way))))
+        elif chance < 0.96 and plot.got:
+            plot.book.resume(rng.choice([place for place in plot.got if place not in plot.closed] or [Place(plot.book.stream(b"x"), ZERO)]))
+        elif plot.got:
+            place = rng.choice(list(plot.got))
+            if place not in plot.closed:
+                plot.closed.add(place)
+                plot.book.remove(place)
+    plot.settle()
+    for place, (key, last) in began.items():
+        expected = plot.expected(key, last)
+        assert plot.got[place] == (expected[: len(plot.got[place])] if place in plot.closed else expected)
+
+
+def test_a_stream_is_read_by_one_reader_at_a_time() -> None:
+    plot = Plot()
+    plot.subscribe(b"a")
+    [read] = plot.take()
+    plot.add(b"a", 1)
+    plot.subscribe(b"a")
+    assert plot.take() == []
+    plot.reply(read)
+    assert [again.stream.key for again in plot.take()] == [b"a"]
+
+
+def test_what_was_announced_is_read_before_what_is_only_looked_at() -> None:
+    plot = Plot()
+    for key in (b"a", b"b", b"c"):
+        plot.subscribe(key)
+    plot.add(b"c", 1)
+    assert [read.stream.key for read in plot.take()] == [b"c", b"a", b"b"]
+
+
+def test_a_stream_that_nobody_listens_to_any_more_is_forgotten_also_while_it_is_queued_or_read() -> None:
+    plot = Plot(in_turn=True)
+    for when in ("queued", "read", "idle"):
+        place = plot.subscribe(b"a")
+        reads = plot.take() if when != "queued" else []
+        if when == "idle":
+            plot.reply(reads[0])
+        plot.book.remove(place)
+        if when == "read":
+            plot.reply(reads[0])
+        assert plot.take() == []
+        assert not plot.book.streams, when
+
+
+def test_in_turn_means_that_every_stream_comes_again_behind_the_others() -> None:
+    plot = Plot(in_turn=True)
+    for key in (b"a", b"b", b"c"):
+        plot.subscribe(key)
+    seen = []
+    for _ in range(6):
+        [read] = plot.take(1)
+        seen.append(read.stream.key)
+        plot.reply(read)
+    assert seen == [b"a", b"b", b"c"] * 2
+
+
+def test_a_place_above_the_last_id_begins_anew_and_one_below_does_not() -> None:
+    plot = Plot()
+    high, low = plot.subscribe(b"a", b"9-0"), plot.subscribe(b"a", b"4-0")
+    [read] = plot.take()
+    check = plot.reply(read)
+    assert check is not None
+    plot.add(b"a", 5)
+    assert plot.book.checked(check, b"5-0") == [high]
+    assert (high.last, high.resets, low.last, low.resets) == (ZERO, 1, b"4-0", 0)
+    plot.settle()
+    assert plot.got == {high: [b"5-0"], low: [b"5-0"]}
+
+
+def test_a_check_says_nothing_about_places_that_came_or_moved_after_it_was_asked() -> None:
+    plot = Plot()
+    moved = plot.subscribe(b"a", b"4-0")
+    [read] = plot.take()
+    check = plot.reply(read)
+    assert check is not None
+    came = plot.subscribe(b"a", b"6-0")
+    moved.last = b"5-0"
+    assert plot.book.checked(check, b"3-0") == []
+    assert came.resets == moved.resets == 0
+
+
+def test_a_place_at_the_beginning_needs_no_check() -> None:
+    plot = Plot()
+    plot.subscribe(b"a")
+    [read] = plot.take()
+    assert plot.reply(read) is None
+
+
+def test_a_sweep_comes_to_every_stream_and_says_when_it_is_through() -> None:
+    plot = Plot()
+    for number in range(5):
+        plot.subscribe(b"%d" % number)
+    for read in plot.take():
+        plot.reply(read)
+    assert [plot.book.sweep(2, check=True) for _ in range(3)] == [False, False, True]
+    reads = plot.take()
+    assert {read.stream.key for read in reads} == {b"%d" % number for number in range(5)}
+    assert all(read.swept and read.check for read in reads)
+
+
+def test_what_is_announced_behind_the_sweep_counts_as_announced() -> None:
+    plot = Plot()
+    plot.subscribe(b"a")
+    for read in plot.take():
+        plot.reply(read)
+    plot.book.sweep(1, check=False)
+    plot.add(b"a", 1)
+    [read] = plot.take()
+    assert not read.swept
+    plot.reply(read)
+    plot.book.sweep(1, check=False)
+    [read] = plot.take()
+    assert read.swept and not plot.book.heard_of(read)
+    plot.add(b"a", 2)
+    assert plot.book.heard_of(read)
+
+
+def test_beginning_at_the_end_means_at_the_last_id_and_without_a_stream_at_the_beginning() -> None:
+    plot = Plot()
+    plot.add(b"a", 7)
+    there, absent = plot.subscribe(b"a", None), plot.subscribe(b"b", None)
+    assert plot.take() == []
+    for stream, last in zip(plot.book.take_unplaced(10), (b"7-0", None), strict=True):
+        plot.book.placed(stream, stream.places, last)
+    assert (there.last, absent.last) == (b"7-0", ZERO)
+    plot.add(b"a", 8)
+    plot.add(b"b", 1)
+    plot.settle()
+    assert plot.got == {there: [b"8-0"], absent: [b"1-0"]}
+
+
+def test_the_pool_follows_the_streams_between_its_bounds() -> None:
+    def wanted(streams: int) -> int:
+        return readers_wanted(streams, per_read=500, block_s=0.1, round_s=1.0, lowest=1, highest=4)
+
+    assert [wanted(streams) for streams in (0, 1, 5000, 5001, 12_000, 1_000_000)] == [1, 1, 1, 2, 3, 4]
+
+
+def test_a_sweep_takes_its_time_and_never_much_at_once() -> None:
+    for streams in (0, 1, 59, 1000, 30_000, 1_000_000):
+        portion = sweep_slice(streams, 60.0)
+        assert 1 <= portion.size <= max(250, streams // 1000)
+        assert portion.every_s <= 1.0
+        assert portion.size / portion.every_s * 60.0 >= streams * 0.999
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"worker_count": 0}, {"min_workers": 0}, {"xread_streams": 0}, {"xread_block_millis": 0}, {"sweep_seconds": 0}, {"xread_count": -1}],
+)
+def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RouterOptions(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""What followers are told, from entries and records."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from common.run_log import encode
+from master.commands.follow import Told, parse
+from master.policy.ticket_events import DEAD, ENTRIES, RUNS, Event, Seen, changes, events_of, frame, idle, parse_position, position_text
+from master.status import shown
+
+_T = b"T1"
+
+
+class Done:
+    ticket, stream_id, fence, attempt, start_us, end_us = _T, b"5-1", 7, 2, 100, 200
+
+
+def names(events: object) -> list[str]:
+    return [event.name for event in events]  # type: ignore[attr-defined]
+
+
+def seen(value: bytes | None, **attempts: int) -> Seen:
+    row = idle(_T) if value is None else shown(_T, value)
+    return Seen(row, {name.replace("_", "-").removeprefix("m"): count for name, count in attempts.items()})
+
+
+@pytest.mark.parametrize("text", ["0", "1-1_2-2_3-3", "0-0_0-0_18446744073709551615-0"])
+def test_a_position_is_read_as_it_was_written(text: str) -> None:
+    ids = parse_position(text)
+    assert position_text(ids) == ("0-0_0-0_0-0" if text == "0" else text)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1-1", "1-1_2-2", "1-1_2-2_3-3_4-4", "1-1_2-2_x", "1-1_2-2_3-3\n", "1-1_2-2_3-" + "1" * 21])
+def test_what_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        parse_position(text)
+
+
+def test_an_entry_is_told_to_the_followers_of_its_ticket_only() -> None:
+    fields = [b"ticket_id", _T, b"body", b"x\xff"]
+    [event] = events_of(ENTRIES, b"5-1", fields, b"ticket_id", (_T,))
+    assert event == Event(_T, "entry", {"ticket_id": "T1", "message_id": "5-1", "fields": {"ticket_id": "T1", "body": "x\udcff"}})
+    assert list(events_of(ENTRIES, b"5-1", fields, b"ticket_id", (b"T2",))) == []
+    assert list(events_of(ENTRIES, b"5-1", fields, b"other", (_T,))) == []
+    assert frame(event).startswith(b"event: entry\ndata: {")
+
+
+def test_fields_that_are_too_large_are_left_out() -> None:
+    [event] = events_of(ENTRIES, b"5-1", [b"ticket_id", _T, b"body", b"x" * 100_000], b"ticket_id", (_T,))
+    assert "fields" not in event.data
+
+
+def test_a_record_of_the_run_log_is_told_as_completions() -> None:
+    record = encode("c1:3", [Done(), Done()])
+    events = list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (_T,)))
+    assert names(events) == ["completed"] * 2
+    assert events[0].data.items() >= {"ticket_id": "T1", "message_id": "5-1", "consumer": "c1:3", "fence": 7, "attempt": 2}.items()
+    assert list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (b"T2",))) == []
+    assert list(events_of(RUNS, b"9-9", [b"other", b"x"], b"ticket_id", (_T,))) == []
+
+
+@pytest.mark.parametrize("ticket", ["plain", 'a"b\\c', "ä\n\x01", "日本"])
+@pytest.mark.parametrize("others", [0, 50])
+def test_a_ticket_is_found_in_a_record_whatever_it_is_called(ticket: str, others: int) -> None:
+    done = Done()
+    done.ticket = ticket.encode()
+    wanted = [ticket.encode(), *(b"other %d" % number for number in range(others))]
+    record = encode("c1:3", [Done(), done])
+    assert [event.ticket for event in events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", wanted)] == [ticket.encode()]
+
+
+def test_a_dead_letter_is_told_with_its_reason() -> None:
+    fields = [b"usher-id", b"5-1", b"usher-ticket", _T, b"usher-reason", b"gave_up", b"usher-attempts", b"3", b"ticket_id", _T]
+    [event] = events_of(DEAD, b"9-9", fields, b"ticket_id", (_T,))
+    assert event == Event(_T, "dead_letter", {"ticket_id": "T1", "message_id": "5-1", "reason": "gave_up", "attempts": "3"})
+
+
+def test_what_changes_between_two_looks() -> None:
+    nothing, first, more, done = seen(None), seen(b"c1:3 7 5-1"), seen(b"c1:3 7 5-1 6-1"), seen(b"c1:3 7 6-1")
+    [handed, state] = changes(_T, nothing, first)
+    assert handed.data == {"ticket_id": "T1", "owner": "c1:3", "consumer_name": "c1", "fence": 7, "message_ids": ["5-1"]}
+    assert state.data["state"] == "processing"
+    [handed] = changes(_T, first, more)
+    assert handed.data["message_ids"] == ["6-1"]
+    assert list(changes(_T, more, done)) == []  # the run log tells
+    [handed] = changes(_T, more, seen(b"c2:4 8 5-1 6-1"))
+    assert (handed.data["owner"], handed.data["message_ids"]) == ("c2:4", ["5-1", "6-1"])
+    assert names(changes(_T, done, nothing)) == ["state"]
+    assert names(changes(_T, first, seen(b"returned 7 5-1"))) == ["state"]
+    assert names(changes(_T, first, seen(b"c1:3 7 5-1", m5_1=1))) == ["attempt"]
+    assert list(changes(_T, first, first)) == []
+
+
+def test_the_command_reads_what_the_master_writes() -> None:
+    event = Event(_T, "entry", {"ticket_id": "T\n1"})
+    text = b": following\n\n" + frame(event) + frame(event, "1-1_2-2_3-3") + b"id: 4-4_2-2_3-3\n\n:\n\n"
+    assert list(parse(text.split(b"\n"))) == [
+        Told("", "entry", event.data),
+        Told("1-1_2-2_3-3", "entry", event.data),
+        Told("4-4_2-2_3-3", "", {}),
+    ]
+    assert orjson.loads(frame(event).split(b"data: ")[1]) == event.data
