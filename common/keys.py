@@ -22,6 +22,37 @@ def _tagged(stream: str) -> str:
 
 
 @dataclass(frozen=True)
+class LogKeys:
+    """What belongs to a stream as a log, whatever its groups: who streams the outbox into it, and how far its readers are.
+
+    >>> LogKeys("ticket_stream").checkpoints
+    '{ticket_stream}:checkpoints'
+    """
+
+    stream: str
+
+    @property
+    def leader(self) -> str:
+        """String with PX: ``epoch holder`` of the streamer that leads. Written by elect, extended by hold_lead."""
+        return _tagged(self.stream) + ":streamer"
+
+    @property
+    def counters(self) -> str:
+        """Hash, never deleted: the last epoch of the streamers. Written by elect."""
+        return _tagged(self.stream) + ":streamer-counters"
+
+    @property
+    def checkpoints(self) -> str:
+        """Hash: name of a log consumer -> ``version id ms``, never ahead of its SQL. Written by note_checkpoint; trim keeps from ``id`` on."""
+        return _tagged(self.stream) + ":checkpoints"
+
+    @property
+    def archived(self) -> str:
+        """String: the id up to which the stream is archived, itself included. Written by the archive job; trim keeps from it on."""
+        return _tagged(self.stream) + ":archived"
+
+
+@dataclass(frozen=True)
 class Keys:
     """The keys of one ticket stream under one group.
 
@@ -35,6 +66,11 @@ class Keys:
     @property
     def prefix(self) -> str:
         return f"{_tagged(self.stream)}:{self.group}:"
+
+    @property
+    def log(self) -> LogKeys:
+        """The keys that all groups of the stream share."""
+        return LogKeys(self.stream)
 
     @property
     def tickets(self) -> str:
