@@ -40,6 +40,9 @@ COMMANDS: dict[str, Listed] = {
     "doctor": Listed("common.commands.doctor:doctor", "Check Redis and what its set-up means for the promise."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
     "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),
+    "streamer": Listed("master.commands.streamer:streamer", "Run the streamer of an outbox: committed rows become messages."),
+    "log": Listed("master.commands.log:log", "Browse the stream by id or time."),
+    "trim": Listed("master.commands.trim:trim", "Cut what no reader of the stream needs any more; shows it first."),
     "bench": Listed("common.commands.bench:bench", "Measure throughput and latency on this machine."),
 }
 #: What `usher up` and supervisord call; not listed in --help.

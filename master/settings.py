@@ -23,3 +23,15 @@ class MasterSettings(CommonSettings):
     sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")
     reconcile_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis.")
     insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")
+
+
+class StreamerSettings(CommonSettings):
+    """Everything that can be set on a streamer."""
+
+    outbox_url: str = Field("", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db.")
+    outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
+    outbox_row_kib: int = Field(16_384, ge=1, le=262_144, description="Largest data of a row in KiB; a larger row is set aside.")
+    outbox_poll_seconds: float = Field(0.5, ge=0.005, le=60, description="Longest wait between two looks at an outbox that was empty.")
+    outbox_lease_seconds: float = Field(5.0, ge=0.5, le=600, description="Life of the streamers' lease: so long after one died another one streams.")
+    outbox_wait_replicas: int = Field(0, ge=0, le=16, description="Rows are kept until so many replicas have their entries (WAIT).")
+    outbox_wait_aof: bool = Field(False, description="Rows are kept until Redis has their entries on disk (WAITAOF, Redis 7.2 or later).")

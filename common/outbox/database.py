@@ -12,6 +12,7 @@ from common.outbox.sql_files import DIALECTS, newest, queries, versions
 
 try:
     import sqlalchemy as sa
+    import sqlalchemy.orm
 except ModuleNotFoundError as missing:  # an extra
     raise ModuleNotFoundError(
         "the outbox needs SQLAlchemy: pip install 'usher-streams[sql]' (with PostgreSQL: 'usher-streams[postgres]')", name=missing.name
@@ -32,7 +33,7 @@ def open_engine(url: str, setting: str) -> sa.Engine:
     try:
         made = sa.engine.make_url(url)
         waits = {"connect_args": {"timeout": _SQLITE_WAIT_S}} if made.get_backend_name() == "sqlite" else {}
-        engine = sa.create_engine(made, pool_pre_ping=made.get_backend_name() != "sqlite", **waits)  # type: ignore[arg-type]
+        engine = sa.create_engine(made, pool_pre_ping=made.get_backend_name() != "sqlite", **waits)
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
         raise StartRefused(f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path or postgresql+psycopg://user@host/database)") from None
     check_dialect(engine)
@@ -54,11 +55,16 @@ def _any_bytes(connection: Any, _record: object) -> None:
 
 @contextlib.contextmanager
 def sql_trouble(doing: str) -> Iterator[None]:
-    """Errors of the database become SqlTrouble: what ``doing`` was about did not happen, or nobody knows; trying again is right."""
+    """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not happen, or nobody knows,
+    and trying again is right. Others, of a statement that is wrong, stay what they are."""
     try:
         yield
-    except (sa.exc.DBAPIError, sa.exc.TimeoutError, sa.exc.InvalidRequestError) as problem:
+    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, sa.exc.PendingRollbackError) as problem:
         raise SqlTrouble(f"{doing}: {_plain(problem)}") from problem
+    except sa.exc.DBAPIError as problem:
+        if problem.connection_invalidated:
+            raise SqlTrouble(f"{doing}: {_plain(problem)}") from problem
+        raise
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:

@@ -74,15 +74,14 @@ SELECT state FROM consumer_states WHERE name = :name AND stream = :stream;
 INSERT INTO consumer_states (name, stream, state) VALUES (:name, :stream, :state)
 ON CONFLICT (name, stream) DO UPDATE SET state = excluded.state;
 
--- name: known [sqlite]
--- Which of these uids were handled already. A list travels as JSON.
-SELECT uid FROM consumer_uids WHERE name = :name AND stream = :stream AND uid IN (SELECT value FROM json_each(:uids));
+-- name: remember [sqlite]
+-- Remember these uids; returns those that were new. A list travels as JSON.
+INSERT INTO consumer_uids (name, stream, uid, number) SELECT :name, :stream, value, :number FROM json_each(:uids) WHERE true
+ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
 
--- name: known [postgresql]
-SELECT uid FROM consumer_uids WHERE name = :name AND stream = :stream AND uid = ANY(:uids);
-
--- name: remember
-INSERT INTO consumer_uids (name, stream, uid, number) VALUES (:name, :stream, :uid, :number);
+-- name: remember [postgresql]
+INSERT INTO consumer_uids (name, stream, uid, number) SELECT :name, :stream, uid, :number FROM unnest(CAST(:uids AS text[])) AS uid
+ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
 
 -- name: forget
 -- Uids too far back for a repeat.

@@ -1,4 +1,4 @@
--- The outbox in SQLite 3.32 or later. Blocks are versions; `usher streamer --migrate` applies those that are missing, in one transaction.
+-- The outbox in SQLite 3.35 or later. Blocks are versions; `usher streamer --migrate` applies those that are missing, in one transaction.
 -- A block that was released is never changed: what comes later is a block of its own.
 
 -- version: 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from common.errors import SqlTrouble
 from common.outbox.database import check_schema, migrate, open_engine, sa, sql_trouble
 from common.outbox.rows import Row
 from common.outbox.sql_files import queries
@@ -79,24 +80,29 @@ class Bell:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._connection: Any = None
+        self._connection: Any = None  # psycopg's own
 
     def rings(self, wait_s: float) -> bool:
         """Whether something was committed, waiting up to ``wait_s``. True also after it has connected. Raises SqlTrouble."""
         with sql_trouble("listening to the outbox"):
             try:
                 if self._connection is None:
-                    self._connection = self._engine.raw_connection()
-                    self._connection.detach()
-                    self._connection.driver_connection.autocommit = True
-                    self._connection.driver_connection.execute(f"LISTEN {_CHANNEL}")
+                    self._connect()
                     return True
-                return any(True for _ in self._connection.driver_connection.notifies(timeout=wait_s, stop_after=1))
+                return any(True for _ in self._connection.notifies(timeout=wait_s, stop_after=1))
             except self._engine.dialect.loaded_dbapi.Error as problem:
                 self.close()
-                raise sa.exc.DBAPIError.instance("LISTEN", {}, problem, self._engine.dialect.loaded_dbapi.Error) from problem
+                raise SqlTrouble(f"listening to the outbox: {type(problem).__name__}: {problem}") from problem
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _connect(self) -> None:
+        pooled = self._engine.raw_connection()
+        connection: Any = pooled.driver_connection
+        pooled.detach()  # it is ours now, and the pool makes another one
+        self._connection = connection
+        connection.autocommit = True
+        connection.execute(f"LISTEN {_CHANNEL}")

@@ -20,7 +20,7 @@ orders records, not what was read before they were written.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import orjson
@@ -82,10 +82,10 @@ def _style(connection: Any) -> str | None:
     module = type(connection).__module__.partition(".")[0]
     if module == "sqlite3" or any(base.__module__ == "sqlite3" for base in type(connection).__mro__):
         return ":{}"
-    return "%({})s" if module in ("psycopg", "psycopg2", "psycopg2cffi", "pg8000") else None
+    return "%({})s" if module in ("psycopg", "psycopg2", "psycopg2cffi") else None
 
 
-def _row(record: LogRecord) -> Mapping[str, str] | Any:
+def _row(record: LogRecord) -> dict[str, str]:
     try:
         check_ticket(record.ticket_id.encode())
         uid = record.uid or uuid.uuid4().hex
