@@ -49,6 +49,9 @@ COMMANDS: dict[str, Listed] = {
 HIDDEN: dict[str, Listed] = {
     "embedded-redis": Listed("common.embedded:main", "Become the embedded redis-server."),
     "supervisord": Listed("common.commands.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."),
+    "rides": Listed("master.commands.rides:rides", "The rides demo (usher demo --rides)."),
+    "rides-streamer": Listed("master.commands.rides:rides_streamer", "The streamer of the rides demo."),
+    "rides-consumer": Listed("master.commands.rides:rides_consumer", "A consumer of the rides demo."),
     "preflight": Listed("common.commands.preflight:preflight", "Check settings and handler of the programs."),
 }
 
@@ -74,8 +77,10 @@ def load_command(target: str) -> click.Command:
     package = module_name.partition(".")[0]
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as missing:
         refuse_foreign(package)
+        if missing.name == "sqlalchemy":
+            raise StartRefused(str(missing)) from missing
         raise
     refuse_foreign(package)
     command = getattr(module, attribute)

@@ -22,6 +22,8 @@ class MasterSettings(CommonSettings):
     health_hosts: str = Field("127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks, names; comma separated.")
     sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")
     reconcile_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis.")
+    trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off the ticket stream. 0: never.")
+    trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`).")
     insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")
 
 

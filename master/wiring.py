@@ -20,6 +20,7 @@ from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
+from master.trimming import Trimmer
 from master.web.app import create_app
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class MasterProgram:
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
         self._services: list[Service] = [self._dispatcher, doorbell, self._roster, health, janitor]
+        if settings.trim_seconds:
+            self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, settings.trim_seconds, settings.trim_archived))
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         port = ServicePort(
