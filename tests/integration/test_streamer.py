@@ -258,7 +258,8 @@ def test_with_appendfsync_always_a_killed_redis_has_all_whose_rows_are_gone(sqli
     with EmbeddedRedis(tmp_path_short) as server:
         link = Link(server.url, "test")
         link.call("CONFIG", "SET", "appendfsync", "always")
-        program = StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, outbox_batch=100, outbox_lease_seconds=1), server.url)
+        settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_batch=100, outbox_lease_seconds=1)
+        program = StreamerProgram(settings, server.url)
         program.start()
         try:
             until(lambda: sqlite_outbox.store.waiting()[0] < 4000)
