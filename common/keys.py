@@ -68,11 +68,6 @@ class Keys:
         return f"{_tagged(self.stream)}:{self.group}:"
 
     @property
-    def log(self) -> LogKeys:
-        """The keys that all groups of the stream share."""
-        return LogKeys(self.stream)
-
-    @property
     def tickets(self) -> str:
         """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/record.lua). For ever; a field lives while in processing."""
         return self.prefix + "tickets"

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 
 from common.errors import RedisTrouble
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.log import event
 from common.redis_client import Link
 from common.scripts import ScriptRunner
@@ -38,10 +38,11 @@ class Trimming:
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
+        self._log_keys = LogKeys(keys.stream)
 
     def facts(self) -> StreamFacts:
         """Who needs what, now."""
-        stream, log_keys = self._keys.stream, self._keys.log
+        stream, log_keys = self._keys.stream, self._log_keys
         span = span_of(self._link, stream)
         groups = [self._group(facts) for facts in map(pairs, self._link.call("XINFO", "GROUPS", stream))] if span is not None else []
         noted = pairs(self._link.call("HGETALL", log_keys.checkpoints))
@@ -55,7 +56,7 @@ class Trimming:
 
         Raises StillNeeded; what was cut before then was needed by nobody.
         """
-        keys = (self._keys.stream, self._keys.log.checkpoints, self._keys.log.archived)
+        keys = (self._keys.stream, self._log_keys.checkpoints, self._log_keys.archived)
         while True:
             verdict, told = self._scripts.run("trim", keys, (floor, _AT_ONCE, "1" if archived_only else ""))
             if verdict != b"CUT":
@@ -76,7 +77,7 @@ class Trimming:
 
     def forget(self, name: str) -> bool:
         """Remove the checkpoint of a log consumer that is no more; whether there was one."""
-        return bool(self._link.call("HDEL", self._keys.log.checkpoints, name))
+        return bool(self._link.call("HDEL", self._log_keys.checkpoints, name))
 
     def _group(self, facts: dict[bytes, object]) -> GroupNeeds:
         name = facts[b"name"]

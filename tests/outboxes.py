@@ -24,6 +24,7 @@ from tests.postgres import Postgres
 
 STREAM = "log"
 LEASE_MS = 60_000
+_PACE = Pace(poll_s=0.01)
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Outbox:
 class Hand:
     """A streamer whose turns the test makes; with its lease and its links."""
 
-    def __init__(self, url: str, redis_url: str, pace: Pace = Pace(poll_s=0.01), holder: str = "one", row_bytes: int = 2**24) -> None:
+    def __init__(self, url: str, redis_url: str, pace: Pace = _PACE, holder: str = "one", row_bytes: int = 2**24) -> None:
         self.keys = LogKeys(STREAM)
         self.lead = Lead()
         self.elector = Elector(Link(redis_url, "test:elect"), self.keys, self.lead, holder, LEASE_MS, lambda: True)

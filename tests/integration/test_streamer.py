@@ -6,17 +6,17 @@ emit.lua's losing side: a streamer without the lease adds nothing.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from common.embedded import EmbeddedRedis
-from common.errors import NotNow, ReplyUnknown, SqlTrouble, StartRefused
+from common.embedded import EmbeddedRedis, find_redis_server
+from common.errors import NotNow, RedisTrouble, ReplyUnknown, SqlTrouble, StartRefused
 from common.outbox.rows import FIELDS
+from common.outbox.sql_files import queries
 from common.outbox.writer import LogRecord, write
 from common.redis_client import Link
 from common.scripts import ScriptRunner
@@ -25,6 +25,7 @@ from master.streamer import Pace
 from master.streamer_wiring import StreamerProgram
 from tests.outboxes import STREAM, Hand, Outbox, entries, uids, until
 from tests.proxy import Proxy
+from tests.rules import ROOT
 
 
 @pytest.fixture
@@ -109,9 +110,8 @@ def test_postgres_sets_aside_too_and_a_row_can_be_put_back(postgres_outbox: Outb
     hand.turn()
     assert postgres_outbox.rows("SELECT uid, reason FROM refused_log_records") == [("x", "empty_ticket_id")]
     with postgres_outbox.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE refused_log_records SET ticket_id = 'T'"))
-        query = "INSERT INTO staged_log_records (uid, ticket_id, action, object, data) SELECT uid, ticket_id, action, object, data FROM refused_log_records"
-        connection.execute(sa.text(query))
+        connection.execute(sa.text("UPDATE refused_log_records SET ticket_id = 'T', id = 1"))
+        connection.execute(sa.text(queries("postgresql")["put_back"]), {"id": 1})
     hand.turn()
     assert uids(link) == ["x"]
 
@@ -155,7 +155,9 @@ def test_a_streamer_without_the_lease_adds_nothing(sqlite_outbox: Outbox, hands:
     assert link.call("XLEN", STREAM) == 3
 
 
-def test_a_lost_answer_means_a_new_epoch_and_the_same_batch_again(sqlite_outbox: Outbox, hands: Callable[..., Hand], redis_url: str, link: Link) -> None:
+def test_a_lost_answer_means_a_new_epoch_and_the_same_batch_again(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], redis_url: str, link: Link
+) -> None:
     written = sqlite_outbox.stage_many(3)
     with Proxy(redis_url) as proxy:
         hand = hands(sqlite_outbox, proxy.url)
@@ -253,27 +255,44 @@ def test_waiting_for_the_disk_is_refused_where_redis_cannot_say(sqlite_outbox: O
         StreamerProgram(settings, redis_url)
 
 
-def test_with_appendfsync_always_a_killed_redis_has_all_whose_rows_are_gone(sqlite_outbox: Outbox, tmp_path_short: Path) -> None:
+def _durable_redis(folder: Path) -> subprocess.Popen[bytes]:
+    words = [find_redis_server(), ROOT / "deploy" / "redis.conf", "--port", "0", "--unixsocket", folder / "s", "--dir", folder]
+    return subprocess.Popen([*map(str, words), "--logfile", str(folder / "log")])
+
+
+def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(sqlite_outbox: Outbox, tmp_path_short: Path) -> None:
+    """deploy/redis.conf: appendfsync always."""
     written = sqlite_outbox.stage_many(5000)
-    with EmbeddedRedis(tmp_path_short) as server:
-        link = Link(server.url, "test")
-        link.call("CONFIG", "SET", "appendfsync", "always")
-        settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_batch=100, outbox_lease_seconds=1)
-        program = StreamerProgram(settings, server.url)
+    url = f"unix://{tmp_path_short / 's'}"
+    settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_batch=100, outbox_lease_seconds=1)
+    server, link = _durable_redis(tmp_path_short), Link(url, "test")
+    try:
+        until(lambda: _answers(link))
+        assert link.call("CONFIG", "GET", "append*")[1::2].count(b"always") == 1
+        program = StreamerProgram(settings, url)
         program.start()
         try:
             until(lambda: sqlite_outbox.store.waiting()[0] < 4000)
-            os.kill(server.pid, signal.SIGKILL)
-            server.stop()
-            server.start()
-            link.close()
-            link.call("CONFIG", "SET", "appendfsync", "always")
+            server.kill()
+            server.wait()
+            gone = 5000 - sqlite_outbox.store.waiting()[0]
+            server = _durable_redis(tmp_path_short)
+            until(lambda: _answers(link))
+            assert len(set(uids(link)) & set(written[:gone])) == gone
             until(lambda: sqlite_outbox.store.waiting()[0] == 0)
         finally:
             program.stop()
-        seen = list(dict.fromkeys(uids(link)))
+        assert list(dict.fromkeys(uids(link))) == written
+    finally:
         link.close()
-    assert seen == written
+        server.kill()
+        server.wait()
+
+
+def _answers(link: Link) -> bool:
+    with contextlib.suppress(RedisTrouble):
+        return bool(link.call("PING"))
+    return False
 
 
 def test_the_program_streams_hears_commits_and_hands_its_lease_on(outbox: Outbox, redis_url: str, link: Link) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from common.cli import run
 from common.errors import NotNow
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.outbox.log_consumer import LogConsumer
 from common.redis_client import Link
 from master.elector import Lead
@@ -22,7 +22,7 @@ from master.trimming import StillNeeded, Trimmer, Trimming
 from tests.integration.factories import TRICKY_IDS
 from tests.outboxes import STREAM, Outbox
 
-KEYS = Keys(STREAM, "g")
+KEYS, LOG_KEYS = Keys(STREAM, "g"), LogKeys(STREAM)
 #: Entries of a node of a stream: `MINID ~` cuts whole nodes.
 NODE = 100
 _FILL = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], (ARGV[2] + n) .. '-1', 'f', 'v') end"
@@ -39,7 +39,7 @@ def _group(link: Link, delivered: str, name: str = "g") -> None:
 
 
 def _checkpoint(link: Link, last_id: str, name: str = "c") -> None:
-    link.call("HSET", KEYS.log.checkpoints, name, f"1 {last_id} 1700000000000")
+    link.call("HSET", LOG_KEYS.checkpoints, name, f"1 {last_id} 1700000000000")
 
 
 def _length(link: Link) -> int:
@@ -88,7 +88,7 @@ def test_a_consumer_a_million_entries_behind_is_not_cut(sqlite_outbox: Outbox, r
 def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, who: str) -> None:
     _fill(link, 1000)
     _group(link, "900-1")
-    link.call("SET", KEYS.log.archived, "900-1")
+    link.call("SET", LOG_KEYS.archived, "900-1")
     trimming = Trimming(link, KEYS)
     decision = decide(trimming.facts(), archived_only=True)
     assert isinstance(decision, Cut)
@@ -96,9 +96,9 @@ def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, wh
         "group": lambda: _group(link, "899-1", "new"),
         "pending": lambda: link.call("XCLAIM", STREAM, "g", "a", 0, "899-1", "FORCE", "JUSTID"),
         "checkpoint": lambda: _checkpoint(link, "0-0"),
-        "odd checkpoint": lambda: link.call("HSET", KEYS.log.checkpoints, "c", "nonsense"),
-        "archive": lambda: link.call("SET", KEYS.log.archived, "899-1"),
-        "archive is gone": lambda: link.call("DEL", KEYS.log.archived),
+        "odd checkpoint": lambda: link.call("HSET", LOG_KEYS.checkpoints, "c", "nonsense"),
+        "archive": lambda: link.call("SET", LOG_KEYS.archived, "899-1"),
+        "archive is gone": lambda: link.call("DEL", LOG_KEYS.archived),
     }
     changes[who]()
     with pytest.raises(StillNeeded, match="needs entries below 900-1"):

@@ -123,7 +123,8 @@ def _check(verdict: dict[str, object], rides: int) -> None:
 
 def test_the_command_makes_the_tables_and_says_what_is_wrong(folder: Path) -> None:
     def usher(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*USHER, "streamer", *words], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+        command = [*USHER, "streamer", *words]
+        return subprocess.run(command, env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
     url = f"sqlite:///{folder / 'shop.db'}"
     assert "CREATE TABLE staged_log_records" in usher("--schema", "postgresql").stdout
