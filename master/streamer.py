@@ -34,7 +34,8 @@ _STANDBY_S = 1.0
 _FIRST_LOOK_S = 0.005
 #: One call of WAIT or WAITAOF; asked again until it is true.
 _DURABLE_MS = 500
-_BELL_S = 1.0
+#: So long a stop may have to wait for it.
+_BELL_S = 0.5
 
 
 class Outbox(Protocol):

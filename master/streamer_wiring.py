@@ -26,6 +26,7 @@ class StreamerProgram:
         if not settings.outbox_url:
             raise StartRefused("USHER_OUTBOX_URL is not set: which database has the outbox? (or give --outbox-url)")
         self._settings = settings
+        self._stopping = False
         store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024)
         store.check()
         link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
@@ -49,6 +50,7 @@ class StreamerProgram:
 
     def stop(self) -> None:
         """The work first, then the lease, so that another streamer goes on at once."""
+        self._stopping = True
         for service in self._services[:-1]:
             service.stop()
         for service in self._services[:-1]:
@@ -63,9 +65,9 @@ class StreamerProgram:
         return all(service.alive for service in self._services)
 
     def _works(self) -> bool:
-        """Whether the streamer makes progress: the lease is extended only then."""
+        """Whether the streamer makes progress: the lease is extended only then. While it stops, the last batch keeps the lease."""
         last = self._streamer.last_turn_s
-        return self._streamer.alive and last is not None and now_s() - last < self._settings.outbox_lease_seconds
+        return self._stopping or (self._streamer.alive and last is not None and now_s() - last < self._settings.outbox_lease_seconds)
 
 
 def _check_waitaof(link: Link) -> None:

@@ -96,7 +96,7 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
         needy = sorted([*needy, Reader("age", "keep", before, "is kept because it is younger")], key=lambda reader: rank(reader.keeps_from))
     neediest = needy[0]
     if rank(neediest.keeps_from) <= rank(facts.span.first):
-        return Nothing(f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}) and needs everything that is there")
+        return Nothing(f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below that")
     return Cut(neediest.keeps_from, neediest)
 
 
