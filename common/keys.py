@@ -23,23 +23,24 @@ def _tagged(stream: str) -> str:
 
 @dataclass(frozen=True)
 class LogKeys:
-    """What belongs to a stream as a log, whatever its groups: who streams the outbox into it, and how far its readers are.
+    """What belongs to a stream as a log, whatever its groups: who streams which outbox into it, and how far its readers are.
 
     >>> LogKeys("ticket_stream").checkpoints
     '{ticket_stream}:checkpoints'
     """
 
     stream: str
+    outbox: str = "outbox"
 
     @property
     def leader(self) -> str:
-        """String with PX: ``epoch holder`` of the streamer that leads. Written by elect, extended by hold_lead."""
-        return _tagged(self.stream) + ":streamer"
+        """String with PX: ``epoch holder`` of the streamer that leads for this outbox. Written by elect, extended by hold_lead."""
+        return f"{_tagged(self.stream)}:streamer-{self.outbox}"
 
     @property
     def counters(self) -> str:
         """Hash, never deleted: the last epoch of the streamers. Written by elect."""
-        return _tagged(self.stream) + ":streamer-counters"
+        return _tagged(self.stream) + ":streamers"
 
     @property
     def checkpoints(self) -> str:

@@ -31,6 +31,7 @@ class StreamerSettings(CommonSettings):
     """Everything that can be set on a streamer."""
 
     outbox_url: str = Field("", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db.")
+    outbox_name: str = Field("outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Names the outbox where several feed one stream.")
     outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
     outbox_row_kib: int = Field(16_384, ge=1, le=262_144, description="Largest data of a row in KiB; a larger row is set aside.")
     outbox_poll_seconds: float = Field(0.5, ge=0.005, le=60, description="Longest wait between two looks at an outbox that was empty.")

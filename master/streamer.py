@@ -96,16 +96,15 @@ class Streamer(Service):
         if epoch is None:
             return _STANDBY_S
         batch = encode(self._outbox.batch(self._pace.batch))
-        if batch.refused:
-            self._outbox.set_aside(batch.refused)
-            for row_id, reason in batch.refused:
-                event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
-        if not batch.ids:
-            return 0.0 if batch.refused else self._nothing()
+        if not batch.ids and not batch.refused:
+            return self._nothing()
         self._look_s = _FIRST_LOOK_S
-        if self.emit(epoch, batch.values):
-            self._sent = _Sent(batch.ids, self._link.connections)
-            return self._finish(self._sent)
+        if batch.ids:
+            if self.emit(epoch, batch.values):
+                self._sent = _Sent(batch.ids, self._link.connections)
+                self._finish(self._sent)
+        else:  # they come again until nothing else is in their batch, so that they hold up nobody
+            self._set_aside(batch.refused)
         return 0.0
 
     def emit(self, epoch: int, values: list[bytes]) -> bool:
@@ -120,6 +119,11 @@ class Streamer(Service):
             self._lead.lost(epoch)
             return False
         return True
+
+    def _set_aside(self, refused: list[tuple[int, str]]) -> None:
+        self._outbox.set_aside(refused)
+        for row_id, reason in refused:
+            event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
 
     def _finish(self, sent: _Sent) -> float:
         """Wait until what was sent is durable, if that was asked for, and remove its rows."""

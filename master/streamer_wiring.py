@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 
@@ -32,14 +33,16 @@ class StreamerProgram:
         link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
         if settings.outbox_wait_aof:
             _check_waitaof(link)
-        keys = LogKeys(settings.ticket_stream)
-        lead = Lead()
+        keys = LogKeys(settings.ticket_stream, settings.outbox_name)
+        self._lead = lead = Lead()
+        self._identity = store.identity
+        self._warned = False
         pace = Pace(settings.outbox_batch, settings.outbox_poll_seconds, settings.outbox_wait_replicas, settings.outbox_wait_aof)
         self._streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
         lease_ms = int(settings.outbox_lease_seconds * 1000)
         elect_link = Link(redis_url, "streamer:elect", max(0.2, settings.outbox_lease_seconds / 3))
-        self._elector = Elector(elect_link, keys, lead, f"{platform.node()}:{os.getpid()}", lease_ms, self._works)
-        lead.on_change, lead.on_doubt = self._streamer.wake, self._elector.wake
+        self._elector = Elector(elect_link, keys, lead, f"{platform.node()}:{os.getpid()}:{store.identity}", lease_ms, self._works)
+        lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
         bell = store.bell()
         self._services: list[Service] = [self._streamer, *([BellRinger(bell, self._streamer)] if bell else []), self._elector]
         event(log, "streamer_starts", stream=settings.ticket_stream, database=store.dialect, bell=bell is not None)
@@ -63,6 +66,14 @@ class StreamerProgram:
     def alive(self) -> bool:
         """Whether every thread runs; a supervisor starts a program anew whose thread has died."""
         return all(service.alive for service in self._services)
+
+    def _lead_changed(self) -> None:
+        self._streamer.wake()
+        leader = self._lead.leader_url
+        if leader is not None and leader.rpartition(":")[2] != self._identity and not self._warned:
+            self._warned = True
+            do = "give each outbox of this stream a USHER_OUTBOX_NAME of its own"
+            event(log, "another_outbox_leads", level=logging.ERROR, name=self._settings.outbox_name, leader=leader, do=do)
 
     def _works(self) -> bool:
         """Whether the streamer makes progress: the lease is extended only then. While it stops, the last batch keeps the lease."""

@@ -14,7 +14,7 @@ from common.log import event
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
-from common.streams import pairs, span_of
+from common.streams import TicketStream, pairs, span_of
 from master.elector import Lead
 from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, StreamFacts, decide
 
@@ -47,9 +47,10 @@ class Trimming:
         groups = [self._group(facts) for facts in map(pairs, self._link.call("XINFO", "GROUPS", stream))] if span is not None else []
         noted = pairs(self._link.call("HGETALL", log_keys.checkpoints))
         checkpoints = [_checkpoint(name.decode("utf-8", "backslashreplace"), value) for name, value in sorted(noted.items())]
-        saved = self._link.call("HEXISTS", self._keys.position, "delivered")
-        lost = [self._keys.group] if saved and self._keys.group not in {group.name for group in groups} else []
-        return StreamFacts(span, groups, checkpoints, self._link.call("GET", log_keys.archived), lost)
+        position = TicketStream(self._link, self._keys).saved_position()
+        saved = None if position is None else GroupNeeds(self._keys.group, *position)
+        lost = [self._keys.group] if saved is not None and self._keys.group not in {group.name for group in groups} else []
+        return StreamFacts(span, groups, checkpoints, self._link.call("GET", log_keys.archived), saved, lost)
 
     def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yields how many went. Whole nodes of the stream only: up to some hundred entries stay.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
+from common.endpoints import near
 from common.errors import UsherError
 from common.keys import LogKeys
 from common.redis_client import Link
@@ -76,7 +77,7 @@ class DirectLog:
     """Log over one connection of its own; used by one thread."""
 
     def __init__(self, redis_url: str, stream: str, name: str) -> None:
-        self._link = Link(redis_url, f"log:{name}")
+        self._link = Link(near(redis_url, stream), f"log:{name}")
         self._scripts = ScriptRunner(self._link)
         self._keys = LogKeys(stream)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +30,13 @@ class OutboxStore:
     @property
     def dialect(self) -> str:
         return self._engine.dialect.name
+
+    @property
+    def identity(self) -> str:
+        """Tells two databases apart, and says nothing about either."""
+        url = self._engine.url
+        where = os.path.realpath(url.database or "") if self.dialect == "sqlite" else f"{url.host} {url.port} {url.database} {dict(url.query)}"
+        return hashlib.sha256(where.encode()).hexdigest()[:12]
 
     def check(self) -> None:
         """Raises StartRefused unless the outbox can be used."""

@@ -30,12 +30,14 @@ class CheckpointNeeds(NamedTuple):
 
 
 class StreamFacts(NamedTuple):
-    """A stream and all who read it. ``archived`` None: nobody archives. ``lost_groups``: groups that were there and are gone."""
+    """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: where a master would begin again if its group were lost
+    now. ``lost_groups``: groups that were there and are gone."""
 
     span: Span | None
     groups: Sequence[GroupNeeds]
     checkpoints: Sequence[CheckpointNeeds]
     archived: bytes | None
+    saved: GroupNeeds | None = None
     lost_groups: Sequence[str] = ()
 
 
@@ -75,6 +77,8 @@ def readers(facts: StreamFacts) -> list[Reader]:
         for one in facts.checkpoints
         if one.last_id is not None
     ]
+    if facts.saved is not None:
+        found.append(_group(facts.saved)._replace(kind="saved position", why="would begin here again if it were lost"))
     if facts.archived is not None:
         found.append(Reader("archive", "archived", facts.archived, "is archived up to here"))
     return sorted(found, key=lambda reader: rank(reader.keeps_from))

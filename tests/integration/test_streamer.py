@@ -23,7 +23,7 @@ from common.scripts import ScriptRunner
 from master.settings import StreamerSettings
 from master.streamer import Pace
 from master.streamer_wiring import StreamerProgram
-from tests.outboxes import STREAM, Hand, Outbox, entries, uids, until
+from tests.outboxes import STREAM, Hand, Outbox, entries, made_outbox, uids, until
 from tests.proxy import Proxy
 from tests.rules import ROOT
 
@@ -95,7 +95,7 @@ def test_rows_that_can_become_no_message_are_set_aside_and_the_others_go_on(
         for uid, ticket in rows:
             connection.execute(sa.text(f"INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('{uid}', {ticket}, 'a', 'o')"))
         connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES ('bad 3', 'T', 'a', 'o', x'ff')"))
-    hands(sqlite_outbox).turn(2)
+    hands(sqlite_outbox).turn(2)  # the good ones first
     assert uids(link) == ["good 1", "good 2", "good 3"]
     assert sqlite_outbox.store.waiting() == (0, 3)
     refused = sqlite_outbox.rows("SELECT uid, reason FROM refused_log_records ORDER BY id")
@@ -125,7 +125,7 @@ def test_ten_megabytes_go_through_alone_and_more_than_allowed_is_set_aside(outbo
     assert uids(link) == ["1", "2", "3"]
     assert len(entries(link)[1][b"data"]) == 10_000_002
     outbox.stage(LogRecord("T", "a", "o", large, "4"), LogRecord("T", "a", "o", 5, "5"))
-    link.call("DEL", "{log}:streamer")
+    link.call("DEL", "{log}:streamer-outbox")
     hands(outbox, row_bytes=9_000_000).turn(2)
     assert uids(link) == ["1", "2", "3", "5"]
     assert outbox.rows("SELECT uid, reason FROM refused_log_records") == [("4", "row_too_large")]
@@ -293,6 +293,29 @@ def _answers(link: Link) -> bool:
     with contextlib.suppress(RedisTrouble):
         return bool(link.call("PING"))
     return False
+
+
+def test_two_outboxes_of_one_stream_need_a_name_each(
+    sqlite_outbox: Outbox, redis_url: str, tmp_path: Path, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = made_outbox(f"sqlite:///{tmp_path / 'other.db'}")
+    settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM)
+    programs = [StreamerProgram(settings, redis_url)]
+    try:
+        programs[0].start()
+        until(lambda: link.call("EXISTS", "{log}:streamer-outbox"))
+        for name in ("outbox", "second"):
+            programs.append(StreamerProgram(settings.model_copy(update={"outbox_url": other.url, "outbox_name": name}), redis_url))
+            programs[-1].start()
+            if name == "outbox":
+                until(lambda: "another_outbox_leads" in caplog.text)
+        written = sqlite_outbox.stage_many(3), other.stage_many(3)
+        until(lambda: link.call("XLEN", STREAM) == 6)
+        assert set(uids(link)) == {*written[0], *written[1]}
+    finally:
+        for program in programs:
+            program.stop()
+        other.close()
 
 
 def test_the_program_streams_hears_commits_and_hands_its_lease_on(outbox: Outbox, redis_url: str, link: Link) -> None:

@@ -45,6 +45,11 @@ def test_the_neediest_reader_decides_and_is_named() -> None:
     assert [reader.keeps_from for reader in readers(facts)] == [b"60-0", b"65-0", b"70-0", b"90-0"]
 
 
+def test_where_a_lost_group_would_begin_again_is_kept() -> None:
+    assert _floor(_facts(groups=[_group(b"90-0")], saved=_group(b"80-0", b"70-0"))) == b"70-0"
+    assert _floor(_facts(groups=[_group(b"90-0")], saved=_group(b"80-0"))) == b"80-0"
+
+
 def test_ids_are_compared_as_numbers() -> None:
     assert _floor(_facts(groups=[_group(b"50-10")], checkpoints=[_checkpoint(b"50-9")])) == b"50-9"
 
