@@ -20,6 +20,7 @@ from common.outbox.sql_files import queries
 from common.outbox.writer import LogRecord, write
 from common.redis_client import Link
 from common.scripts import ScriptRunner
+from master import streamer
 from master.settings import StreamerSettings
 from master.streamer import Pace
 from master.streamer_wiring import StreamerProgram
@@ -217,7 +218,10 @@ def test_a_database_lost_between_add_and_remove_sends_nothing_twice(postgres_out
     assert (uids(link), postgres_outbox.store.waiting()[0]) == (written, 0)
 
 
-def test_rows_are_kept_until_a_replica_has_them(sqlite_outbox: Outbox, hands: Callable[..., Hand], tmp_path_short: Path) -> None:
+def test_rows_are_kept_until_a_replica_has_them(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], tmp_path_short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamer, "_DURABLE_MS", 20)
     written = sqlite_outbox.stage_many(3)
     with EmbeddedRedis(tmp_path_short / "a", durable=False) as first, EmbeddedRedis(tmp_path_short / "b", durable=False) as second:
         hand = hands(sqlite_outbox, first.url, pace=Pace(replicas=1))
@@ -235,9 +239,10 @@ def test_rows_are_kept_until_a_replica_has_them(sqlite_outbox: Outbox, hands: Ca
 
 
 def test_what_was_sent_over_a_connection_that_is_gone_is_sent_again_before_its_rows_go(
-    sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """WAIT speaks of its own connection's writes only."""
+    monkeypatch.setattr(streamer, "_DURABLE_MS", 20)
     written = sqlite_outbox.stage_many(3)
     hand = hands(sqlite_outbox, pace=Pace(replicas=1))
     hand.turn()
