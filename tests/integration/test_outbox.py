@@ -14,7 +14,7 @@ from common.errors import SqlTrouble, StartRefused
 from common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
 from common.outbox.store import OutboxStore
 from common.outbox.writer import LogRecord, write, write_all
-from tests.outboxes import Outbox
+from tests.outboxes import Outbox, until
 
 
 def _staged(outbox: Outbox) -> list[tuple[object, ...]]:
@@ -170,6 +170,8 @@ def test_ids_of_a_ticket_are_in_commit_order_whoever_began_first(postgres_outbox
 
         thread = threading.Thread(target=write_second)
         thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        until(lambda: postgres_outbox.scalar(waiting), "the second one did not wait")
         write(first, ticket_id="T", action="1 again", object="o")
         first.commit()
         thread.join(30)
