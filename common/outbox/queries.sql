@@ -22,17 +22,16 @@ INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:u
 -- Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other tickets may still be missing
 -- below: they come later, which is why rows are removed by their own id and never by `id <= x`.
 SELECT id, uid, ticket_id, action, object, CASE WHEN size <= :row_bytes THEN data END, size
-FROM (SELECT *, sum(size) OVER (ORDER BY id) - size AS before
-      FROM (SELECT *, length(CAST(data AS BLOB)) AS size FROM staged_log_records ORDER BY id LIMIT :count))
+FROM (SELECT id AS row_id, size, sum(size) OVER (ORDER BY id) - size AS before
+      FROM (SELECT id, length(CAST(data AS BLOB)) AS size FROM staged_log_records ORDER BY id LIMIT :count))
+JOIN staged_log_records ON id = row_id
 WHERE before < :bytes ORDER BY id;
 
 -- name: batch [postgresql]
-SELECT id, uid, ticket_id, action, object, CASE WHEN size <= :row_bytes THEN text END, size
-FROM (SELECT *, sum(size) OVER (ORDER BY id) - size AS before
-      FROM (SELECT *, octet_length(text) AS size
-            FROM (SELECT id, uid, ticket_id, action, object, data::text AS text FROM staged_log_records ORDER BY id LIMIT :count) AS first
-           ) AS sized
-     ) AS summed
+SELECT id, uid, ticket_id, action, object, CASE WHEN size <= :row_bytes THEN data::text END, size
+FROM (SELECT id AS row_id, size, sum(size) OVER (ORDER BY id) - size AS before
+      FROM (SELECT id, octet_length(data::text) AS size FROM staged_log_records ORDER BY id LIMIT :count) AS first) AS summed
+JOIN staged_log_records ON id = row_id
 WHERE before < :bytes ORDER BY id;
 
 -- name: remove [sqlite]

@@ -20,7 +20,7 @@ from common.settings import CommonSettings, load, options
 from common.streams import Entry
 from master.commands.trim import duration_s
 
-_PAGE = 500
+_PAGE = 100
 _BLOCK_S = 1.0
 _ID = re.compile(r"\d{1,20}(-\d{1,20})?")
 _SHOWN = 160
