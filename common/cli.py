@@ -77,10 +77,8 @@ def load_command(target: str) -> click.Command:
     package = module_name.partition(".")[0]
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as missing:
+    except ModuleNotFoundError:
         refuse_foreign(package)
-        if missing.name == "sqlalchemy":
-            raise StartRefused(str(missing)) from missing
         raise
     refuse_foreign(package)
     command = getattr(module, attribute)
@@ -139,6 +137,11 @@ def run(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as wrong:
         wrong.show()
         return wrong.exit_code
+    except ModuleNotFoundError as missing:
+        if missing.name != "sqlalchemy":
+            raise
+        click.echo(f"usher: {missing}", err=True)  # an extra; its message says how to get it
+        return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("usher: interrupted", err=True)
         return _INTERRUPTED

@@ -38,7 +38,7 @@ def rows_per_second(rows: int, payload: int, sql_url: str, durable: bool, enviro
         rig.fresh()
         _stage(url, records)
         keys = LogKeys(STREAM)
-        rig.link.call("SET", keys.leader, _HOLD)
+        rig.link.call("SET", keys.leader, f"{_HOLD}:{outbox.identity}")
         with _streamer(rig, url) as streamer:
             before = _cpu(rig, streamer)
             rig.link.call("DEL", keys.leader)

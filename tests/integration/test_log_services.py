@@ -9,8 +9,10 @@ from common.outbox.store import OutboxStore
 from common.redis_client import Link
 from master import streamer
 from master.elector import Lead
+from master.settings import MasterSettings
 from master.streamer import BellRinger, Pace, Streamer
 from master.trimming import Trimmer
+from master.wiring import MasterProgram
 from tests.abuse import check_contract
 from tests.outboxes import STREAM, Outbox
 
@@ -43,3 +45,10 @@ def test_the_bell(postgres_outbox: Outbox, redis_url: str, monkeypatch: pytest.M
 
 def test_the_trimmer(redis_url: str) -> None:
     check_contract(lambda: Trimmer(Link(redis_url, "test"), Keys(STREAM, "g"), _lead(), 0.01, archived_only=False))
+
+
+def test_a_master_trims_only_when_it_is_told_to(redis_url: str) -> None:
+    def trimmers(**given: float) -> int:
+        return sum(isinstance(service, Trimmer) for service in MasterProgram(MasterSettings(**given), redis_url)._services)  # type: ignore[arg-type]
+
+    assert (trimmers(), trimmers(trim_seconds=60)) == (0, 1)
