@@ -80,7 +80,12 @@ class Hand:
 
 @pytest.fixture
 def postgres_schema_url(postgres: Postgres) -> str:
-    """URL of an empty schema in the one database of this run: a database of its own for each test costs most of a second."""
+    """URL of an empty schema in the one database of this run."""
+    return new_schema(postgres)
+
+
+def new_schema(postgres: Postgres) -> str:
+    """URL of an empty schema: a database of its own for each test costs most of a second."""
     name = f"test_{os.urandom(6).hex()}"
     engine = sa.create_engine(postgres.url(), poolclass=sa.NullPool)
     with engine.begin() as connection:

@@ -20,7 +20,8 @@ CREATE TABLE staged_log_records (
 -- Ids are given out before the commit, so id order is not commit order. For the rows of one ticket it is made so: who writes one waits
 -- until every transaction that has written an earlier one is over, and takes its id only then. Transactions of different tickets wait
 -- for each other no more than before, and may commit in any order. Two transactions that write the same two tickets in opposite order
--- end in PostgreSQL's deadlock error: write tickets in one order, as you would update rows.
+-- end in PostgreSQL's deadlock error, and so do two that change a row and write its record in opposite order: write tickets in one order,
+-- as you would update rows, and each record behind the change that it tells of.
 --
 -- Each ticket of a transaction is one lock, and their number is bounded (max_locks_per_transaction x max_connections): a bulk load of
 -- thousands of tickets, alone on its tickets, says `SET LOCAL usher.outbox_lock = 'off'` first.

@@ -14,7 +14,8 @@ It begins, commits and rolls back nothing. Other languages: the INSERT at the to
 
 Order of one ticket's records is that of the commits. PostgreSQL's trigger takes a lock per ticket until the end of the transaction for it.
 If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT ... FOR UPDATE, or just UPDATE it): the outbox
-orders records, not what was read before they were written.
+orders records, not what was read before they were written. Do it in this order everywhere, first the row, then its record: two transactions
+that take both locks in opposite order end in PostgreSQL's deadlock error, and one of them has to begin again.
 """
 
 from __future__ import annotations

@@ -6,7 +6,11 @@ emit.lua's losing side: a streamer without the lease adds nothing.
 from __future__ import annotations
 
 import contextlib
+import json
+import random
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,6 +90,37 @@ def test_a_row_that_becomes_visible_between_read_and_remove_stays(postgres_outbo
     assert postgres_outbox.store.waiting() == (1, 0)
     hand.turn()
     assert uids(link) == ["high id", "low id"]
+
+
+def test_many_writers_of_few_tickets_keep_each_tickets_order(postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+    """Each transaction of a ticket counts those that have committed before it; the streamer runs all the while."""
+    tickets, writers, turns = 3, 4, 15
+    with postgres_outbox.engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE committed (ticket TEXT, n INTEGER)"))
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(turns):
+            ticket = {"ticket": f"T{rng.randrange(tickets)}"}
+            with postgres_outbox.engine.begin() as connection:
+                write(connection, ticket_id=ticket["ticket"], action="first", object="o")
+                n = 1 + int(connection.scalar(sa.text("SELECT count(*) FROM committed WHERE ticket = :ticket"), ticket) or 0)
+                connection.execute(sa.text("INSERT INTO committed VALUES (:ticket, :n)"), ticket | {"n": n})
+                time.sleep(rng.random() / 100)
+                write(connection, ticket_id=ticket["ticket"], action="then", object="o", data=n)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(writers)]
+    for thread in threads:
+        thread.start()
+    hand = hands(postgres_outbox, pace=Pace(batch=5))
+    until(lambda: (hand.turn(), not any(thread.is_alive() for thread in threads))[1])  # type: ignore[func-returns-value]
+    until(lambda: (hand.turn(), postgres_outbox.store.waiting()[0] == 0)[1])  # type: ignore[func-returns-value]
+    sent: dict[bytes, list[tuple[bytes, int]]] = {}
+    for fields in entries(link):
+        sent.setdefault(fields[b"ticket_id"], []).append((fields[b"action"], json.loads(fields[b"data"]) or 0))
+    assert sum(map(len, sent.values())) == 2 * writers * turns
+    for records in sent.values():
+        assert records == [record for n in range(1, len(records) // 2 + 1) for record in ((b"first", 0), (b"then", n))]
 
 
 def test_rows_that_can_become_no_message_are_set_aside_and_the_others_go_on(

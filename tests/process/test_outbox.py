@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from common.cli import run
 from common.outbox.log_consumer import LogConsumer
 from common.redis_client import Link
-from tests.outboxes import Outbox, add, made_outbox, uids, until
+from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
+from tests.postgres import find_binaries
 from tests.process.killed_streamer import POINTS
 from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of
 
@@ -41,12 +42,16 @@ def _streamer(point: str, outbox: Outbox, redis_url: str, folder: Path) -> subpr
     return subprocess.Popen(words, cwd=ROOT, env=environ_for(folder) | {"PYTHONPATH": str(ROOT)})
 
 
-def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_twice(redis_url: str, link: Link, tmp_path: Path, folder: Path) -> None:
-    """All points at once, each with an outbox and a stream of its own: first one that dies there, then one that goes on."""
+def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_twice(
+    redis_url: str, link: Link, tmp_path: Path, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """All points at once, each with an outbox and a stream of its own: first one that dies there, then one that goes on. Every other outbox is
+    in PostgreSQL, where there is one."""
+    postgres = request.getfixturevalue("postgres") if find_binaries() is not None else None
     points = [*POINTS, "before the answer is read"]
     outboxes, written = {}, {}
     for at, point in enumerate(points):
-        outbox = outboxes[point] = made_outbox(f"sqlite:///{tmp_path / f'{at}.db'}")
+        outbox = outboxes[point] = made_outbox(new_schema(postgres) if postgres and at % 2 else f"sqlite:///{tmp_path / f'{at}.db'}")
         written[point] = outbox.stage_many(_ROWS)
         with outbox.engine.begin() as connection:
             connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('refused', '', 'a', 'o')"))
