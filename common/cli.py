@@ -42,12 +42,18 @@ COMMANDS: dict[str, Listed] = {
     "torture": Listed("consumer.commands.torture:torture", "Try your handler against repeats, kills and zombies."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
     "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),
+    "streamer": Listed("master.commands.streamer:streamer", "Run the streamer of an outbox: committed rows become messages."),
+    "log": Listed("master.commands.log:log", "Browse the stream by id or time."),
+    "trim": Listed("master.commands.trim:trim", "Cut what no reader of the stream needs any more; shows it first."),
     "bench": Listed("common.commands.bench:bench", "Measure throughput and latency on this machine."),
 }
 #: What `usher up` and supervisord call; not listed in --help.
 HIDDEN: dict[str, Listed] = {
     "embedded-redis": Listed("common.embedded:main", "Become the embedded redis-server."),
     "supervisord": Listed("common.commands.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."),
+    "rides": Listed("master.commands.rides:rides", "The rides demo (usher demo --rides)."),
+    "rides-streamer": Listed("master.commands.rides:rides_streamer", "The streamer of the rides demo."),
+    "rides-consumer": Listed("master.commands.rides:rides_consumer", "A consumer of the rides demo."),
     "preflight": Listed("common.commands.preflight:preflight", "Check settings and handler of the programs."),
 }
 
@@ -133,6 +139,11 @@ def run(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as wrong:
         wrong.show()
         return wrong.exit_code
+    except ModuleNotFoundError as missing:
+        if missing.name != "sqlalchemy":
+            raise
+        click.echo(f"usher: {missing}", err=True)  # an extra; its message says how to get it
+        return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("usher: interrupted", err=True)
         return _INTERRUPTED

@@ -50,6 +50,10 @@ class ReplyUnknown(RedisTrouble):
     """The connection broke after the command was sent: it may or may not have happened."""
 
 
+class SqlTrouble(UsherError):
+    """The SQL database did not do it, or nobody knows whether it did; the turn is tried again."""
+
+
 class GroupMissing(RedisTrouble):
     """The consumer group is gone."""
 

@@ -31,6 +31,38 @@ def uid_key(stream: str, uid: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
+class LogKeys:
+    """What belongs to a stream as a log, whatever its groups: who streams which outbox into it, and how far its readers are.
+
+    >>> LogKeys("ticket_stream").checkpoints
+    '{ticket_stream}:checkpoints'
+    """
+
+    stream: str
+    outbox: str = "outbox"
+
+    @property
+    def leader(self) -> str:
+        """String with PX: ``epoch holder`` of the streamer that leads for this outbox. Written by elect, extended by hold_lead."""
+        return f"{_tagged(self.stream)}:streamer-{self.outbox}"
+
+    @property
+    def counters(self) -> str:
+        """Hash, never deleted: the last epoch of the streamers. Written by elect."""
+        return _tagged(self.stream) + ":streamers"
+
+    @property
+    def checkpoints(self) -> str:
+        """Hash: name of a log consumer -> ``version id ms``, never ahead of its SQL. Written by note_checkpoint; trim keeps from ``id`` on."""
+        return _tagged(self.stream) + ":checkpoints"
+
+    @property
+    def archived(self) -> str:
+        """String: the id up to which the stream is archived, itself included. Written by the archive job; trim keeps from it on."""
+        return _tagged(self.stream) + ":archived"
+
+
+@dataclass(frozen=True)
 class Keys:
     """The keys of one ticket stream under one group.
 

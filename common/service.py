@@ -18,7 +18,7 @@ import time
 
 from common.backoff import backoff_s
 from common.clock import now_s
-from common.errors import RedisTrouble
+from common.errors import RedisTrouble, SqlTrouble
 from common.log import event
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Service:
     def _after_failure(self, problem: Exception, rng: random.Random) -> float:
         self._failures += 1
         self._trouble = f"{type(problem).__name__}: {problem}"
-        expected = isinstance(problem, RedisTrouble)
+        expected = isinstance(problem, (RedisTrouble, SqlTrouble))
         last, when = self._logged
         if last != self._trouble or time.monotonic() - when > _REPEAT_LOG_S:
             self._logged = (self._trouble, time.monotonic())

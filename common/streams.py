@@ -96,6 +96,18 @@ def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
     return ("XTRIM", inbox, "MINID", first_kept)
 
 
+def span_of(link: Link, stream: str) -> Span | None:
+    """What a stream holds; None when it is not there."""
+    try:
+        facts = pairs(link.call("XINFO", "STREAM", stream))
+    except CommandRefused as refused:
+        if "no such key" in str(refused):
+            return None
+        raise
+    first = facts[b"first-entry"]
+    return Span(first[0] if first else None, facts[b"last-generated-id"])
+
+
 class TicketStream:
     """Plain reads of one ticket stream and its group, over a link of the caller's thread."""
 
@@ -127,14 +139,7 @@ class TicketStream:
 
     def span(self) -> Span | None:
         """What the stream holds; None when it is not there. The last id stays when its entry is deleted or trimmed."""
-        try:
-            facts = pairs(self._link.call("XINFO", "STREAM", self._keys.stream))
-        except CommandRefused as refused:
-            if "no such key" in str(refused):
-                return None
-            raise
-        first = facts[b"first-entry"]
-        return Span(first[0] if first else None, facts[b"last-generated-id"])
+        return span_of(self._link, self._keys.stream)
 
     def last_delivered(self) -> bytes:
         """The highest id that the group was given. Raises GroupMissing."""

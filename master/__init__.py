@@ -10,6 +10,7 @@ Threads and what they own
     roster    roster.py          looks at registrations and leases
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations
+    trim      trimming.py        cuts what no reader needs (off by default)
     (web)     web/               gunicorn's threads: register, acknowledge, look-ups
 
 Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox. Every thread has a connection of its own.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from common.backoff import backoff_s
 from common.clock import now_s
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.log import event
 from common.redis_client import Link
 from common.scripts import ScriptRunner
@@ -90,7 +90,7 @@ class Elector(Service):
 
     name = "elect"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, url: str, lease_ms: int, works: Callable[[], bool]) -> None:
+    def __init__(self, link: Link, keys: Keys | LogKeys, lead: Lead, url: str, lease_ms: int, works: Callable[[], bool]) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)

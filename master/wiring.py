@@ -29,6 +29,7 @@ from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
 from master.ticket_feed import TicketFeed
+from master.trimming import Trimmer
 from master.web.app import create_app
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class MasterProgram:
         sockets = LiveSockets(settings.followers_limit)
         feed = TicketFeed(self._link("feed"), self._keys, settings.ticket_field, sockets, self._make_router)
         self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, feed, sockets, *self._bell.services]
+        if settings.trim_seconds:
+            self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, settings.trim_seconds, settings.trim_archived))
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)

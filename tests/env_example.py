@@ -7,7 +7,7 @@ from typing import Any
 
 from common.settings import CommonSettings, name_of
 from consumer.settings import ConsumerSettings
-from master.settings import MasterSettings
+from master.settings import MasterSettings, StreamerSettings
 
 _HEAD = """\
 # Settings of Usher, each with its default. Made from the settings classes: python -m tests.env_example > deploy/env.example
@@ -21,6 +21,7 @@ def text() -> str:
     parts = [
         _part("master and consumer", CommonSettings, common),
         _part("master", MasterSettings, set(MasterSettings.model_fields) - common),
+        _part("streamer", StreamerSettings, set(StreamerSettings.model_fields) - common),
         _part("consumer", ConsumerSettings, set(ConsumerSettings.model_fields) - common),
     ]
     return _HEAD + "".join(parts)

@@ -28,7 +28,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "gunicorn": ("common/serving.py", "common/serving_worker.py"),
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),
-    # An extra: nothing else may need it. common/outbox will.
+    # An extra: nothing else may need it.
     "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py"),
 }
 #: Where decisions are made: values in, values out.

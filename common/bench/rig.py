@@ -43,8 +43,8 @@ class Rig:
     """``with Rig(folder, ...) as rig``. Processes are started by the methods and ended at the exit."""
 
     def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
+        self.folder = folder
+        self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
         self._redis = EmbeddedRedis(folder, durable=durable)
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         self.keys = Keys(STREAM, GROUP)
@@ -68,7 +68,7 @@ class Rig:
         self.link.call("SET", self.keys.leader, _HOLD)
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        base = self._environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self._folder)}
+        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
         base |= {"USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
         base |= {"USHER_MASTER_URLS": url, "USHER_LEADER_LEASE_SECONDS": "1", **environ}
         self._start("master", ["master", "--bind", f"127.0.0.1:{port}"], base)

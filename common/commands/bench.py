@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -130,6 +131,28 @@ def _show_router(document: dict[str, Any]) -> None:
         shown.add_row(f"{run['streams']:,}", run["mode"].removesuffix("-driven"), *times, *cells, *costs)
     _print_table(shown, document["machine"])
     click.echo("bound: what the portable mode promises; links: connections; bytes: memory per subscription; CPU, idle: router, Redis")
+
+
+@bench.command(
+    help="Rows per second from an outbox to the stream, and a bare XADD pipeline beside it; with --rate the time from a row's commit to the start "
+    "of its handler. SQLite in a temporary folder, or an empty database of yours."
+)
+@click.option("--rows", type=click.IntRange(min=1000), default=100_000, show_default=True, help="Rows per run.")
+@click.option("--rate", type=click.FloatRange(min=1), help="Commits per second: measure the time to the handler instead.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run with --rate.")
+@click.option("--sql", "sql_url", default="", help="An empty database, e.g. postgresql+psycopg://user@host/bench. Default: SQLite.")
+@_PAYLOAD
+@_RUNS
+@_VOLATILE
+@_JSON
+def outbox(rows: int, rate: float | None, seconds: float, sql_url: str, payload: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    module = importlib.import_module("common.bench.outbox")  # needs the extra `sql`
+    if rate is None:
+        headline: tuple[str, ...] = ("messages_per_second", "floor_per_second", "ratio")
+        _report(lambda: module.rows_per_second(rows, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)
+    else:
+        headline = ("p50_ms", "p99_ms", "max_ms")
+        _report(lambda: module.latency(rate, seconds, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)
 
 
 def _report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:

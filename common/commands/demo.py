@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from common.cli import load_command
 from common.commands.local import LocalSettings, Plan, plan, quiet_port, start, watch
 from common.commands.signals import StopAsked, StopRequest
 from common.commands.supervision import Supervision
@@ -70,8 +71,13 @@ class Input:
 @click.option("--work-ms", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Milliseconds that the handler works on a message.")
 @click.option("--kill", is_flag=True, help="Half-way, kill -9 one consumer's process; repeats are then allowed, losses and disorder are not.")
 @click.option("--keep", is_flag=True, help="Keep the temporary folder with logs and records.")
+@click.option("--rides", is_flag=True, help="Instead: rocket rides, an outbox with faults on (--messages: rides; 2000), judged by its source table.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
 def demo(csv_path: str | None, key: str | None, messages: int | None, tickets: int, consumers: int, seed: int, work_ms: float, **flags: bool) -> None:
+    if flags["rides"]:
+        rides = load_command("master.commands.rides:rides")  # needs the extra `sql`
+        click.get_current_context().invoke(rides, count=messages or 2000, sql_url="", seed=seed, keep=flags["keep"], as_json=flags["as_json"])
+        return
     if (csv_path is None) != (key is None):
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
     with _temporary_folder(flags["keep"]) as folder:

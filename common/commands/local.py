@@ -123,7 +123,7 @@ def quiet_port(count: int, rng: random.Random) -> int:
 
 
 def start(made: Plan, running: Supervision, check: Callable[[], None], told: Callable[[str], None]) -> None:
-    """Start Redis, masters and consumers in this order, each when the one before is well; returns when all are.
+    """Start Redis, masters, consumers and, for an outbox, the streamer, each when the one before is well; returns when all are.
 
     ``check`` is called all the time and may raise; ``told`` gets a word on what is being waited for. Raises StartRefused when a program
     cannot start.
@@ -141,6 +141,10 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
     running.start_group("consumer")
     names = {f"consumer-{index + 1}" for index in range(settings.consumers)}
     _wait(running, "consumer", check, lambda: _missing(names, settings), 60.0 + settings.lease_seconds)
+    if made.environ.get("USHER_OUTBOX_URL"):
+        told("starting the streamer")
+        running.start_group("streamer")
+        _wait(running, "streamer", check, lambda: _not_running(running, "streamer"), 60.0)
 
 
 def watch(running: Supervision, redis_is_ours: bool) -> None:
@@ -182,6 +186,11 @@ def _first_trouble(urls: list[str], token: str) -> str:
         if not well:
             return f"{url}: {reason}"
     return "" if somebody_leads(urls, token) else "no master leads"
+
+
+def _not_running(running: Supervision, group: str) -> str:
+    states = [state.state for state in running.states() if state.group == group]
+    return "" if all(state == "RUNNING" for state in states) else f"{group}: {', '.join(states)}"
 
 
 def _missing(names: set[str], settings: LocalSettings) -> str:

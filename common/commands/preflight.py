@@ -17,7 +17,7 @@ from common.commands.supervision import command_line
 from common.errors import HandlerUnusable, SettingsError, StartRefused
 from common.settings import load
 
-_SETTINGS = ("master.settings:MasterSettings", "consumer.settings:ConsumerSettings")
+_SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings", "consumer.settings:ConsumerSettings")
 #: In programs that come later in the start than this check; any name does.
 _ANY_NAME = {"consumer_name": "preflight"}
 

@@ -77,6 +77,7 @@ def environment(
         "USHER_STOP_SECONDS": str(stop_seconds),
         "USHER_CONTROL_SOCKET": str(_control_socket(state_folder)),
         "USHER_AUTOSTART": "false",
+        "USHER_STREAMER": "false",
         "USHER_EMBEDDED_REDIS": "false",  # started by Supervision.start_group, so that it is first and alone
         "USHER_REDIS_PORT": str(redis_port or 0),
     }

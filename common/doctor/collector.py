@@ -12,7 +12,7 @@ from common.doctor.findings import examine_server
 from common.doctor.rights import find_rights
 from common.endpoints import CLUSTER, SENTINEL
 from common.errors import GroupMissing, NotNow, RedisTrouble
-from common.keys import HALTED, MASTER, Keys
+from common.keys import HALTED, MASTER, Keys, LogKeys
 from common.redis_client import CommandRefused, Link
 from common.registration import parse
 from common.streams import TicketStream, pairs
@@ -146,6 +146,7 @@ def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
         return StreamFacts(keys.stream, wrong_type=kind)
     reader = TicketStream(link, keys)
     span = reader.span()
+    log_keys = LogKeys(keys.stream)
     counters = pairs(link.call("HGETALL", keys.counters))
     leader = bytes(link.call("GET", keys.leader) or b"").decode().rpartition(" ")[2]
     states = _states(link, keys)
@@ -173,6 +174,7 @@ def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
         idle_ms=idle_ms,
         highest_number=max((int(number) for number in counters.values() if number.isdigit()), default=0),
         dead_letters=link.call("XLEN", keys.dead),
+        is_log=bool(link.call("EXISTS", log_keys.checkpoints, log_keys.counters)),
     )
 
 

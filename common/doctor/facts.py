@@ -77,7 +77,8 @@ class StreamFacts:
     """The ticket stream, its group and its index at one moment. ``last_generated`` is "" and ``entries`` 0 when the stream is not there.
 
     ``has_group`` and ``position_saved``: a position without a group means that the group was lost. ``highest_number`` is the highest epoch,
-    fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a lease was idle.
+    fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a lease was idle. ``is_log``: a streamer writes it
+    or a log consumer reads it.
     """
 
     name: str
@@ -93,6 +94,7 @@ class StreamFacts:
     idle_ms: int = 0
     highest_number: int = 0
     dead_letters: int = 0
+    is_log: bool = False
 
     @property
     def pending(self) -> int:

@@ -34,8 +34,22 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
     yield from _leader(stream)
     yield from _consumers(stream)
     yield from _idle(facts, stream)
+    yield from _log(facts, stream)
     if stream.dead_letters:
         yield Finding("dead letters", WARN, f"{stream.dead_letters:,}", "messages that were given up, with their reasons", "usher dead list")
+
+
+def _log(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
+    """Rows of an outbox go when Redis has answered: what it loses after that is nowhere else."""
+    if not stream.is_log:
+        return
+    fsync = facts.setting("appendfsync") if facts.told("aof_enabled") != "0" else None
+    if fsync == "always":
+        yield Finding("log", OK, "an outbox is streamed here, appendfsync always", "what left the outbox is on disk")
+        return
+    seen = f"an outbox is streamed here, appendfsync {fsync or 'not known, or no append-only file'}"
+    means = "rows leave the outbox when Redis answers: a power loss may take what it had not brought to disk yet, and nobody has it then"
+    yield Finding("log", WARN, seen, means, "set appendfsync always (deploy/redis.conf), or USHER_OUTBOX_WAIT_AOF with Redis 7.2 or later")
 
 
 def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:

@@ -171,3 +171,18 @@ class TestRelay:
         assert "exited: a" in line
         assert line.startswith("\x1b[31m")
         relay.close()
+
+
+@pytest.mark.parametrize("words", [["streamer", "--schema", "sqlite"], ["demo", "--rides"], ["bench", "outbox"]])
+def test_what_needs_an_extra_says_so_without_it(words: list[str]) -> None:
+    program = f"import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run({words!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'usher-streams[sql]'" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["log", "--help"], ["trim", "--help"], ["master", "--help"], ["consumer", "--help"]])
+def test_what_needs_no_extra_does_without_it(words: list[str]) -> None:
+    program = f"import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run({words!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr

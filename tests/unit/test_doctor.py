@@ -172,6 +172,10 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     (with_stream(names=(NameInGroup("somebody", "unknown", 2),)), "strangers", WARN),
     (with_stream(idle_ms=20_001), "idle entries", WARN),
     (with_stream(dead_letters=3), "dead letters", WARN),
+    (with_stream(is_log=True), "log", OK),
+    (replace(with_stream(is_log=True), config=None), "log", WARN),
+    (replace(with_stream(is_log=True), config=CONFIG | {"appendfsync": "everysec"}), "log", WARN),
+    (replace(with_stream(is_log=True), info=INFO | {"aof_enabled": "0"}), "log", WARN),
 ]
 
 
@@ -196,6 +200,7 @@ def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(facts: Facts, ch
         (WELL, "failover"),
         (WELL, "security"),
         (with_info(connected_clients="100"), "connections"),
+        (WELL, "log"),
     ],
 )
 def test_what_is_not_wrong_is_not_mentioned(facts: Facts, check: str) -> None:

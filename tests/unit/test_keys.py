@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from common.keys import HALTED, MASTER, Keys
+from common.keys import HALTED, MASTER, Keys, LogKeys
 from common.registration import NAME
 
 
@@ -25,6 +25,15 @@ def test_all_keys_of_a_stream_are_in_its_slot_and_differ(stream: str) -> None:
     keys = Keys(stream, "g")
     assert {_slot_tag(key) for key in _all_of(keys)} == {_slot_tag(stream)}
     assert len(set(_all_of(keys))) == len(_all_of(keys))
+
+
+@pytest.mark.parametrize("stream", ["ticket_stream", "tenant{7}", "{", "a b"])
+def test_the_keys_of_the_log_are_in_the_same_slot_and_no_groups_keys(stream: str) -> None:
+    own = [getattr(LogKeys(stream), name) for name, value in vars(LogKeys).items() if isinstance(value, property)]
+    assert {_slot_tag(key) for key in own} == {_slot_tag(stream)}
+    assert len(set(own)) == len(own)
+    for group in ("streamer-outbox", "checkpoints", "archived", "streamers"):
+        assert not set(own) & set(_all_of(Keys(stream, group)))
 
 
 def test_the_prefix_is_as_documented() -> None:

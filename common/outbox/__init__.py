@@ -1,0 +1,29 @@
+"""The outbox: an application's commit and its messages can never disagree. And the log's readers, whose effects happen exactly once.
+
+::
+
+    application          one SQL transaction: its own rows, and a row in staged_log_records      writer.py, or plain SQL (queries.sql)
+    `usher streamer`     rows -> entries of the ticket stream, in order; then the rows go        master/streamer.py, store.py, rows.py
+    the stream           what every reader sees: the masters' groups, and
+    LogConsumer          one SQL transaction: effects, state, checkpoint                         log_consumer.py
+    `usher trim`         cuts what no group and no checkpoint needs any more                     master/trimming.py
+
+It holds in these steps, and what goes wrong between two of them:
+
+==============================================  ====================================================================================
+the application rolls back                      the row was never there: nothing is emitted
+the streamer dies before Redis has answered     the rows are still there and are sent (again)
+a reply of Redis is lost                        a new epoch first, so that the late command is refused; then the rows are sent again
+the streamer dies before rows are deleted       they are sent again: the same uid, one effect
+two streamers                                   one leads, by a lease in Redis; the script that adds entries asks for the epoch
+transactions commit out of id order             rows are deleted by their own ids; a lower one that becomes visible later is sent later
+a row can become no message                     it moves to refused_log_records with the reason; the others go on
+a LogConsumer dies before its commit            nothing of the batch is stored: it is read again
+a LogConsumer dies after its commit             its checkpoint in Redis lags behind the one in SQL; less is trimmed, nothing is repeated
+a record comes twice                            its uid is known: the function never sees it again (for the last ``remember`` records)
+the stream was lost or cut under a LogConsumer  LogLost, with what was found; it stands still until somebody resets it
+==============================================  ====================================================================================
+
+Order: records of one ticket are sent in the order in which their transactions committed. In SQLite that is id order, because there is one
+writer at a time. In PostgreSQL a trigger makes it so (schema_postgresql.sql).
+"""

@@ -1,0 +1,127 @@
+"""The SQL side: opening it, its schema, and errors that say whose fault it is."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from common.errors import SqlTrouble, StartRefused, UsherError
+from common.outbox.sql_files import DIALECTS, newest, queries, versions
+
+try:
+    import sqlalchemy as sa
+    import sqlalchemy.orm
+except ModuleNotFoundError as missing:  # an extra
+    raise ModuleNotFoundError(
+        "the outbox needs SQLAlchemy: pip install 'usher-streams[sql]' (with PostgreSQL: 'usher-streams[postgres]')", name=missing.name
+    ) from None
+
+#: How long a writer waits for SQLite's one write lock.
+_SQLITE_WAIT_S = 30.0
+#: For pg_advisory_xact_lock: two migrations at once.
+_MIGRATING = 0x75736872650002
+
+
+class OutboxMisused(UsherError):
+    """The outbox cannot be used like this; the message says what to change."""
+
+
+def open_engine(url: str, setting: str) -> sa.Engine:
+    """An engine for an outbox; nothing is connected yet. Raises StartRefused, naming ``setting``."""
+    try:
+        made = sa.engine.make_url(url)
+        waits = {"connect_args": {"timeout": _SQLITE_WAIT_S}} if made.get_backend_name() == "sqlite" else {}
+        engine = sa.create_engine(made, pool_pre_ping=made.get_backend_name() != "sqlite", **waits)
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
+        raise StartRefused(f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path or postgresql+psycopg://user@host/database)") from None
+    check_dialect(engine)
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _any_bytes)
+    return engine
+
+
+def check_dialect(engine: sa.Engine) -> None:
+    """Raises OutboxMisused for databases other than PostgreSQL and SQLite."""
+    if engine.dialect.name not in DIALECTS:
+        raise OutboxMisused(f"the outbox works in PostgreSQL and SQLite; this URL is for {engine.dialect.name}")
+
+
+def _any_bytes(connection: Any, _record: object) -> None:
+    """SQLite keeps any bytes as text: one bad row must not make its whole batch unreadable."""
+    connection.text_factory = lambda value: value.decode("utf-8", "surrogateescape")
+
+
+@contextlib.contextmanager
+def sql_trouble(doing: str) -> Iterator[None]:
+    """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not happen, or nobody knows,
+    and trying again is right. Others, of a statement that is wrong, stay what they are."""
+    try:
+        yield
+    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, sa.exc.PendingRollbackError) as problem:
+        raise SqlTrouble(f"{doing}: {_plain(problem)}") from problem
+    except sa.exc.DBAPIError as problem:
+        if problem.connection_invalidated:
+            raise SqlTrouble(f"{doing}: {_plain(problem)}") from problem
+        raise
+
+
+def check_schema(engine: sa.Engine, setting: str) -> None:
+    """Raises StartRefused unless the database answers and has an outbox that this Usher can use."""
+    try:
+        with engine.connect() as connection:
+            found, needed = schema_version(connection), newest(engine.dialect.name)
+    except sa.exc.SQLAlchemyError as problem:
+        raise StartRefused(f"{setting}: the database cannot be used: {_plain(problem)}") from problem
+    if found < needed:
+        what = f"its outbox has schema version {found}, version {needed} is needed" if found else "it has no outbox (staged_log_records)"
+        raise StartRefused(f"{setting}: {what}; run `usher streamer --migrate`, or apply what `usher streamer --schema` prints")
+
+
+def schema_version(connection: sa.Connection) -> int:
+    """The version of the outbox' schema; 0: there is none."""
+    if not sa.inspect(connection).has_table("usher_outbox_version"):
+        return 0
+    return int(connection.scalar(sa.text(queries(connection.dialect.name)["version"])) or 0)
+
+
+def migrate(engine: sa.Engine) -> list[int]:
+    """Bring the schema to the newest version, all or nothing; safe in several processes at once. Returns the versions that were applied."""
+    check_dialect(engine)
+    with sql_trouble("migrating the outbox"), engine.connect() as connection:
+        cursor = connection.connection.cursor()
+        if engine.dialect.name == "sqlite":
+            cursor.execute("BEGIN IMMEDIATE")
+        else:
+            cursor.execute(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+        try:
+            missing = [number for number in versions(engine.dialect.name) if number > schema_version(connection)]
+            for number in missing:
+                for statement in _statements(engine.dialect.name, versions(engine.dialect.name)[number]):
+                    cursor.execute(statement)
+                connection.execute(sa.text(queries(engine.dialect.name)["set_version"]), {"version": number})
+            connection.connection.commit()
+        except BaseException:
+            connection.connection.rollback()
+            raise
+    return missing
+
+
+def _statements(dialect: str, block: str) -> Sequence[str]:
+    """PostgreSQL takes a block as a whole; SQLite one statement at a time."""
+    if dialect != "sqlite":
+        return [block]
+    found, rest = [], ""
+    for line in block.splitlines():
+        rest += line + "\n"
+        if sqlite3.complete_statement(rest):
+            found.append(rest)
+            rest = ""
+    return found
+
+
+def _plain(problem: Exception) -> str:
+    """The database's own words, without statement and values."""
+    cause = getattr(problem, "orig", None) or problem
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"

@@ -1,0 +1,267 @@
+"""A reader of the log whose effects happen exactly once: they, its state and its checkpoint are one SQL transaction.
+
+::
+
+    from common.outbox.log_consumer import LogConsumer
+
+    def handle(records, state, sql):                      # sql: SQLAlchemy connection, in the transaction
+        for record in records:
+            if record.object == "ride":
+                state["total"] = state.get("total", 0) + record.json()["distance"]
+                sql.execute(text("INSERT INTO invoices ..."), {...})
+
+    with LogConsumer("totals", "ticket_stream", "postgresql+psycopg://localhost/shop", redis_url="redis://localhost") as consumer:
+        consumer.run(handle)
+
+Any number of consumers, each with a name of its own, read the same stream and know nothing of each other; each sees every record, in the
+order of the stream, in one process at a time. They take nothing from the group that the masters read. Two processes with one name are
+fine: one of them goes on, the other one sees that and reads on from where that one is.
+
+If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start. A record that was sent twice
+is left out the second time, if no more than ``remember`` records lie between the two: the streamer sends a batch again only right after
+a break, so both copies are a batch or two apart; what is between them is what others add to the stream meanwhile.
+
+The first start of a name begins with the first entry of the stream (``start=b"+"``: behind its last one).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import orjson
+
+from common.backoff import backoff_s
+from common.errors import RedisTrouble, SqlTrouble
+from common.log import event
+from common.message import UID_FIELD, as_mapping, first_value
+from common.outbox.database import check_dialect, check_schema, open_engine, sa, sql_trouble
+from common.outbox.log_reader import DirectLog, Log, LogLost
+from common.outbox.sql_files import queries
+from common.stream_id import ZERO
+from common.streams import Entry
+
+__all__ = ["LogConsumer", "LogLost", "Record"]
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Record(NamedTuple):
+    """An entry of the log. ``uid`` is that of its writer, else the stream id. Fields that it does not have are ""."""
+
+    id: str
+    uid: str
+    fields: dict[str, str]
+
+    @property
+    def action(self) -> str:
+        return self.fields.get("action", "")
+
+    @property
+    def object(self) -> str:
+        return self.fields.get("object", "")
+
+    @property
+    def data(self) -> str:
+        return self.fields.get("data", "")
+
+    def json(self) -> Any:
+        """``data`` decoded. Raises ValueError."""
+        return orjson.loads(self.data)
+
+
+#: Gets the new records (at least one), the state (change it in place), and the connection whose transaction will store everything.
+Handle = Callable[[Sequence[Record], dict[str, Any], sa.Connection], object]
+
+
+class _Checkpoint(NamedTuple):
+    last_id: bytes
+    version: int
+    records: int
+
+
+class LogConsumer:
+    """One reader of one stream; used by one thread.
+
+    ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction. ``remember``: how many
+    records back a repeat is recognised. ``reader`` replaces the connection to ``redis_url``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stream: str,
+        sql: str | sa.Engine,
+        *,
+        redis_url: str = "",
+        start: bytes = ZERO,
+        batch: int = 1000,
+        remember: int = 100_000,
+        reader: Log | None = None,
+    ) -> None:
+        self._name, self._stream = name, stream
+        self._engine = open_engine(sql, "LogConsumer(sql)") if isinstance(sql, str) else sql
+        self._owns_engine = isinstance(sql, str)
+        check_dialect(self._engine)
+        check_schema(self._engine, "LogConsumer(sql)")
+        self._log = reader or DirectLog(redis_url, stream, name)
+        self._start, self._batch, self._remember = start, batch, remember
+        self._sql = {key: sa.text(query) for key, query in queries(self._engine.dialect.name).items()}
+        self._me = {"name": name, "stream": stream}
+        self._at: _Checkpoint | None = None
+        self._noted = True
+
+    def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False) -> None:
+        """Read and handle until ``stop`` says so (asked at least every second). Trouble with Redis or the database is waited out.
+
+        Raises LogLost, and whatever ``handle`` raises.
+        """
+        failures, rng = 0, random.Random()
+        while not stop():
+            try:
+                self.step(handle, _WAIT_S)
+                failures = 0
+            except (RedisTrouble, SqlTrouble) as trouble:
+                failures += 1
+                if failures == 1:
+                    event(log, "log_consumer_waits", level=logging.WARNING, name=self._name, problem=str(trouble))
+                time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
+
+    def step(self, handle: Handle, wait_s: float = 0.0) -> int:
+        """Handle one batch, waiting up to ``wait_s`` for one; how many entries the checkpoint moved over.
+
+        Raises LogLost, SqlTrouble, RedisTrouble, and what ``handle`` raises: then nothing was stored, or nobody knows, and the next step asks.
+        """
+        at = self._at or self._open()
+        if not self._noted:
+            self._note(at)
+        entries = self._log.read(self._name, at.last_id, self._batch)
+        if not entries:
+            if wait_s:
+                self._log.wait(at.last_id, wait_s)
+            return 0
+        self._at = None  # until the commit has answered
+        with sql_trouble("storing a batch"), self._engine.begin() as sql:
+            moved = self._advance(sql, at, entries[-1].id, len(entries))
+            if moved is None:
+                return 0  # another process of this name was faster
+            self._apply(sql, moved, entries, handle)
+        self._at = moved
+        self._note(moved)
+        return len(entries)
+
+    def state(self) -> tuple[bytes, dict[str, Any]]:
+        """(id of the last entry whose effects are stored, state), as SQL has them now."""
+        with sql_trouble("reading the state"), self._engine.begin() as sql:
+            at = self._read(sql)
+            return (at.last_id if at else ZERO), self._load(sql)
+
+    def reset(self, last_id: bytes, state: dict[str, Any]) -> bytes:
+        """Go on behind ``last_id`` with this state, as a reconciler found it right; where it really goes on from.
+
+        That is the highest entry not above ``last_id`` that is in the stream, or 0-0, before the first. It is noted in Redis before it is
+        committed, so that nobody trims in between. What was handled before may come again: the state must not contain it.
+        """
+        self._at = None
+        place = self._log.place(last_id) if last_id != ZERO else ZERO
+        with sql_trouble("resetting"), self._engine.begin() as sql:
+            sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
+            at = self._read(sql)
+            moved = self._advance(sql, at, place, 0) if at else None
+            if moved is None:
+                raise SqlTrouble("this log consumer is running: stop it, then reset it")
+            sql.execute(self._sql["forget"], self._me | {"number": moved.records})
+            sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
+            self._log.note(self._name, moved.version, place, replace=True)
+        event(log, "log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
+        return place
+
+    def close(self) -> None:
+        self._log.close()
+        if self._owns_engine:
+            self._engine.dispose()
+
+    def __enter__(self) -> LogConsumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- the transaction -----------------------------------------------------------------------------------------------------
+
+    def _advance(self, sql: sa.Connection, at: _Checkpoint, last_id: bytes, count: int) -> _Checkpoint | None:
+        """The first statement: it takes the row's lock, and does nothing if the checkpoint is no longer the one we read behind."""
+        values = self._me | {"last_id": last_id.decode(), "records": count, "version": at.version}
+        done: Any = sql.execute(self._sql["advance"], values)
+        return _Checkpoint(last_id, at.version + 1, at.records + count) if done.rowcount == 1 else None
+
+    def _apply(self, sql: sa.Connection, at: _Checkpoint, entries: list[Entry], handle: Handle) -> None:
+        fresh = self._fresh(sql, at, [_record(entry) for entry in entries])
+        if fresh:
+            state = self._load(sql)
+            handle(fresh, state, sql)
+            sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
+
+    def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:
+        """Without those that were handled before, also earlier in this very batch. A uid that is the stream id cannot come twice."""
+        uids = [record.uid for record in records if record.uid != record.id]
+        if not uids:
+            return records
+        asked: Any = orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
+        new = {row[0] for row in sql.execute(self._sql["remember"], self._me | {"uids": asked, "number": at.records})}
+        sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
+        fresh = []
+        for record in records:
+            if record.uid == record.id or record.uid in new:
+                new.discard(record.uid)
+                fresh.append(record)
+        return fresh
+
+    def _load(self, sql: sa.Connection) -> dict[str, Any]:
+        stored = sql.scalar(self._sql["state"], self._me)
+        return {} if stored is None else dict(orjson.loads(stored))
+
+    def _read(self, sql: sa.Connection) -> _Checkpoint | None:
+        row = sql.execute(self._sql["checkpoint"], self._me).one_or_none()
+        return None if row is None else _Checkpoint(row[0].encode(), int(row[1]), int(row[2]))
+
+    # ---- the checkpoint ------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> _Checkpoint:
+        """The checkpoint as SQL has it, made at the first start; noted in Redis before anything is read behind it."""
+        with sql_trouble("reading the checkpoint"), self._engine.begin() as sql:
+            at = self._read(sql)
+        if at is None:
+            first = self._log.place(self._start) if self._start != ZERO else ZERO
+            with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
+                sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
+                at = self._read(sql)
+            event(log, "log_consumer_begins", name=self._name, stream=self._stream, last_id=first.decode())
+        assert at is not None
+        self._at = at
+        self._note(at, replace=True)
+        return at
+
+    def _note(self, at: _Checkpoint, *, replace: bool = False) -> None:
+        """After the commit, so never ahead of SQL. If it fails, less is trimmed for a while."""
+        self._noted = False
+        try:
+            self._log.note(self._name, at.version, at.last_id, replace=replace)
+            self._noted = True
+        except RedisTrouble:
+            if replace:
+                self._at = None
+                raise
+
+
+def _record(entry: Entry) -> Record:
+    fields = entry.fields or []
+    uid = first_value(fields, UID_FIELD)
+    return Record(entry.id.decode(), uid.decode("utf-8", "backslashreplace").replace("\0", "\\0") if uid else entry.id.decode(), as_mapping(fields))

@@ -1,0 +1,109 @@
+"""Reading a stream as a log, from behind an id, with a proof that nothing was lost in between.
+
+The entry of the id itself is read again, each time: while it is there, what follows it was neither trimmed away nor lost with Redis' memory.
+That needs no second command, and `usher trim` keeps the entry of every checkpoint for it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from common.endpoints import near
+from common.errors import UsherError
+from common.keys import LogKeys
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.stream_id import ZERO, Span, rank
+from common.streams import Entry, span_of
+
+
+class Loss(enum.Enum):
+    """What became of a checkpoint's entry."""
+
+    ABOVE_END = "checkpoint_above_end"
+    BELOW_START = "checkpoint_below_start"
+    GONE = "checkpoint_entry_gone"
+
+
+_TOLD = {
+    Loss.ABOVE_END: "the stream ends below it: Redis has lost its data, or this is another stream",
+    Loss.BELOW_START: "the stream begins above it: entries that it has not read may have been cut",
+    Loss.GONE: "its entry is not in the stream: it was deleted, or Redis has lost its last moments and gone on",
+}
+
+
+class LogLost(UsherError):
+    """What lies behind a checkpoint is not what its reader has not read yet. Nothing was handled; it stays like this until it is reset."""
+
+    def __init__(self, name: str, stream: str, last_id: bytes, loss: Loss, span: Span | None) -> None:
+        self.loss = loss
+        first, last = (b"", b"") if span is None else (span.first or b"", span.last_generated)
+        super().__init__(
+            f"{loss.value}: log consumer {name} has read {stream} up to {last_id.decode()}, but {_TOLD[loss]} "
+            f"(first entry {first.decode() or 'none'}, last id {last.decode() or 'none'}). Compare its state with the source and reset it: "
+            f"LogConsumer.reset(last_id, state)"
+        )
+
+
+def judge_loss(last_id: bytes, span: Span | None) -> Loss | None:
+    """Why the entry of a checkpoint may not be there; None when nothing behind it can be missing. Pure."""
+    if span is None or rank(last_id) > rank(span.last_generated):
+        return Loss.ABOVE_END
+    if last_id == span.last_generated:
+        return None  # nothing ever followed it
+    return Loss.BELOW_START if span.first is None or rank(span.first) > rank(last_id) else Loss.GONE
+
+
+class Log(Protocol):
+    """The one seam between log consumers and how a stream is read: the stream router can take this place."""
+
+    def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
+        """Entries above ``last_id``, at most ``count``; at once. Raises LogLost, and what ``Link.call`` raises."""
+
+    def wait(self, last_id: bytes, wait_s: float) -> bool:
+        """Whether there is an entry above ``last_id``, waiting up to ``wait_s``."""
+
+    def place(self, wanted: bytes) -> bytes:
+        """The highest id in the stream that is not above ``wanted`` (b"+": the end); 0-0 when there is none: the beginning."""
+
+    def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
+        """Tell those who trim that everything from ``last_id`` on is needed; False when a later version is noted."""
+
+    def close(self) -> None: ...
+
+
+class DirectLog:
+    """Log over one connection of its own; used by one thread."""
+
+    def __init__(self, redis_url: str, stream: str, name: str) -> None:
+        self._link = Link(near(redis_url, stream), f"log:{name}")
+        self._scripts = ScriptRunner(self._link)
+        self._keys = LogKeys(stream)
+
+    def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
+        start, extra = (b"-", 0) if last_id == ZERO else (last_id, 1)
+        found = [Entry(*entry) for entry in self._link.call("XRANGE", self._keys.stream, start, "+", "COUNT", count + extra)]
+        if not extra:
+            return found
+        if found and found[0].id == last_id:
+            return found[1:]
+        span = span_of(self._link, self._keys.stream)
+        loss = judge_loss(last_id, span)
+        if loss is not None:
+            raise LogLost(name, self._keys.stream, last_id, loss, span)
+        return []  # what came between the two looks is read by the next one
+
+    def wait(self, last_id: bytes, wait_s: float) -> bool:
+        command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(wait_s * 1000)), "STREAMS", self._keys.stream, last_id)
+        return self._link.call(*command, block_s=wait_s) is not None
+
+    def place(self, wanted: bytes) -> bytes:
+        found = self._link.call("XREVRANGE", self._keys.stream, wanted, "-", "COUNT", 1)
+        return bytes(found[0][0]) if found else ZERO
+
+    def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
+        return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), (name, version, last_id, "1" if replace else "")))
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,79 @@
+"""Rows of the outbox -> messages, and why a row can become none. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from common.errors import MessageUndecodable
+from common.message import check_ticket
+
+#: As long as a ticket id may be: it travels as far.
+LONGEST_UID = 256
+#: Fields of a message behind the ticket's, whose name is a setting.
+FIELDS = ("uid", "action", "object", "data")
+
+
+class Row(NamedTuple):
+    """A staged record as the database gives it; any type may turn up in SQLite. ``data`` is None when ``size``, in bytes, is too large."""
+
+    id: int
+    uid: Any
+    ticket_id: Any
+    action: Any
+    object: Any
+    data: Any
+    size: int
+
+
+class Batch(NamedTuple):
+    """``values``: for each message ticket, uid, action, object, data. ``ids`` of the rows, and (id, reason) of those that were refused."""
+
+    ids: list[int]
+    values: list[bytes]
+    refused: list[tuple[int, str]]
+
+
+def encode(rows: Iterable[Row]) -> Batch:
+    """All rows of a batch. Reasons: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.
+
+    >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)])
+    Batch(ids=[7], values=[b'42', b'u', b'create', b'ride', b'{}'], refused=[(8, 'empty_ticket_id')])
+    """
+    batch = Batch([], [], [])
+    for row in rows:
+        try:
+            values = _values(row)
+        except MessageUndecodable as why:
+            batch.refused.append((row.id, why.reason))
+        else:
+            batch.ids.append(row.id)
+            batch.values.extend(values)
+    return batch
+
+
+def check_uid(uid: bytes) -> bytes:
+    """Raises MessageUndecodable."""
+    if not uid:
+        raise MessageUndecodable("empty_uid")
+    if len(uid) > LONGEST_UID:
+        raise MessageUndecodable("uid_too_long")
+    return uid
+
+
+def _values(row: Row) -> tuple[bytes, ...]:
+    if row.data is None:
+        raise MessageUndecodable("row_too_large")
+    ticket, uid = _bytes("ticket_id", row.ticket_id), _bytes("uid", row.uid)
+    return check_ticket(ticket), check_uid(uid), _bytes("action", row.action), _bytes("object", row.object), _bytes("data", row.data)
+
+
+def _bytes(column: str, value: Any) -> bytes:
+    """As UTF-8. SQLite gives text that is not as surrogates (database.py), and numbers and blobs where somebody wrote such."""
+    try:
+        if isinstance(value, bytes):
+            value.decode()
+            return value
+        return str(value).encode()
+    except UnicodeError:
+        raise MessageUndecodable(f"{column}_not_utf8") from None

@@ -1,0 +1,49 @@
+"""The .sql files of this folder: named queries and versioned blocks. Pure text; whoever reads the files sees what is run."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+
+DIALECTS = ("sqlite", "postgresql")
+
+_NAME = re.compile(r"^-- name: (\w+)(?: \[(\w+)\])?$")
+_VERSION = re.compile(r"^-- version: (\d+)$", re.MULTILINE)
+
+
+@functools.cache
+def queries(dialect: str) -> dict[str, str]:
+    """Name -> query of queries.sql, for one dialect."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in _read("queries.sql").splitlines():
+        heading = _NAME.match(line)
+        if heading:
+            lines = []
+            if heading[2] in (None, dialect):
+                found[heading[1]] = lines
+        elif not line.startswith("--"):
+            lines.append(line)
+    return {name: "\n".join(lines).strip().rstrip(";") for name, lines in found.items()}
+
+
+def schema(dialect: str) -> str:
+    """The whole schema file of a dialect, for a migration tool of the application's own."""
+    return _read(f"schema_{dialect}.sql")
+
+
+@functools.cache
+def versions(dialect: str) -> dict[int, str]:
+    """Version -> the statements that lead to it, in order."""
+    _, *parts = _VERSION.split(schema(dialect))
+    return {int(number): block.strip() for number, block in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def newest(dialect: str) -> int:
+    """The version that this Usher needs."""
+    return max(versions(dialect))
+
+
+def _read(name: str) -> str:
+    return (resources.files("common") / "outbox" / name).read_text(encoding="utf-8")

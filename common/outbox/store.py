@@ -1,0 +1,117 @@
+"""The streamer's side of the outbox: reading batches, removing exactly what was confirmed, setting aside what can become no message."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from common.errors import SqlTrouble
+from common.outbox.database import check_schema, migrate, open_engine, sa, sql_trouble
+from common.outbox.rows import Row
+from common.outbox.sql_files import queries
+
+#: What a batch may hold of data, in bytes, unless its first row alone is larger.
+BATCH_BYTES = 4 * 1024 * 1024
+_CHANNEL = "usher_outbox"
+
+
+class OutboxStore:
+    """One outbox; used by one thread. ``setting`` is named in errors."""
+
+    def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL", row_bytes: int = 16 * 1024 * 1024) -> None:
+        self._engine = open_engine(url, setting)
+        self._setting = setting
+        self._row_bytes = row_bytes
+        self._is_postgres = self._engine.dialect.name == "postgresql"
+        self._queries = {name: sa.text(query) for name, query in queries(self._engine.dialect.name).items()}
+
+    @property
+    def dialect(self) -> str:
+        return self._engine.dialect.name
+
+    @property
+    def identity(self) -> str:
+        """Tells two databases apart, and says nothing about either."""
+        url = self._engine.url
+        where = os.path.realpath(url.database or "") if self.dialect == "sqlite" else f"{url.host} {url.port} {url.database} {dict(url.query)}"
+        return hashlib.sha256(where.encode()).hexdigest()[:12]
+
+    def check(self) -> None:
+        """Raises StartRefused unless the outbox can be used."""
+        check_schema(self._engine, self._setting)
+
+    def migrate(self) -> list[int]:
+        """Make or update the tables; the versions that were applied."""
+        return migrate(self._engine)
+
+    def batch(self, count: int) -> list[Row]:
+        """The first ``count`` rows by id, as one snapshot (REPEATABLE READ; SQLite knows nothing less). Raises SqlTrouble."""
+        values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
+        with sql_trouble("reading the outbox"), self._engine.connect() as connection:
+            if self._is_postgres:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            return [Row(*row) for row in connection.execute(self._queries["batch"], values)]
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Delete these rows; those that are gone already are no error. Raises SqlTrouble."""
+        if ids:
+            with sql_trouble("removing what was sent"), self._engine.begin() as connection:
+                self._remove(connection, ids)
+
+    def set_aside(self, refused: Sequence[tuple[int, str]]) -> None:
+        """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
+        with sql_trouble("setting rows aside"), self._engine.begin() as connection:
+            connection.execute(self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused])
+            self._remove(connection, [row_id for row_id, _ in refused])
+
+    def waiting(self) -> tuple[int, int]:
+        """How many rows are staged, and how many were refused. Raises SqlTrouble."""
+        with sql_trouble("counting the outbox"), self._engine.connect() as connection:
+            staged, refused = connection.execute(self._queries["waiting"]).one()
+            return int(staged), int(refused)
+
+    def bell(self) -> Bell | None:
+        """What tells of commits; None where nothing does (SQLite, other drivers)."""
+        return Bell(self._engine) if self._is_postgres and self._engine.driver == "psycopg" else None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _remove(self, connection: sa.Connection, ids: Sequence[int]) -> None:
+        values: Any = {"ids": list(ids)} if self._is_postgres else [{"id": row_id} for row_id in ids]
+        connection.execute(self._queries["remove"], values)
+
+
+class Bell:
+    """Rings at commits, by LISTEN/NOTIFY; used by one thread. A ring may be missed while it connects: look from time to time all the same."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._connection: Any = None  # psycopg's own
+
+    def rings(self, wait_s: float) -> bool:
+        """Whether something was committed, waiting up to ``wait_s``. True also after it has connected. Raises SqlTrouble."""
+        with sql_trouble("listening to the outbox"):
+            try:
+                if self._connection is None:
+                    self._connect()
+                    return True
+                return any(True for _ in self._connection.notifies(timeout=wait_s, stop_after=1))
+            except self._engine.dialect.loaded_dbapi.Error as problem:
+                self.close()
+                raise SqlTrouble(f"listening to the outbox: {type(problem).__name__}: {problem}") from problem
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connect(self) -> None:
+        pooled = self._engine.raw_connection()
+        connection: Any = pooled.driver_connection
+        pooled.detach()  # it is ours now, and the pool makes another one
+        self._connection = connection
+        connection.autocommit = True
+        connection.execute(f"LISTEN {_CHANNEL}")

@@ -1,0 +1,101 @@
+"""What an application calls inside its own transaction::
+
+    from common.outbox.writer import write
+
+    with engine.begin() as connection:                                     # SQLAlchemy: connection or session
+        connection.execute(insert(rides).values(...))
+        write(connection, ticket_id="42", action="create", object="ride", data={"id": 7, "distance": 12.5})
+
+    with sqlite3.connect("shop.db") as connection:                         # any DB-API connection: sqlite3, psycopg, psycopg2
+        connection.execute("INSERT INTO rides ...")
+        write(connection, ticket_id="42", action="create", object="ride", data={...})
+
+It begins, commits and rolls back nothing. Other languages: the INSERT at the top of queries.sql.
+
+Order of one ticket's records is that of the commits. PostgreSQL's trigger takes a lock per ticket until the end of the transaction for it.
+If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT ... FOR UPDATE, or just UPDATE it): the outbox
+orders records, not what was read before they were written. Do it in this order everywhere, first the row, then its record: two transactions
+that take both locks in opposite order end in PostgreSQL's deadlock error, and one of them has to begin again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import orjson
+
+from common.errors import MessageUndecodable
+from common.message import check_ticket
+from common.outbox.database import OutboxMisused, sa
+from common.outbox.rows import check_uid
+from common.outbox.sql_files import queries
+
+
+class LogRecord(NamedTuple):
+    """A record to write. ``data`` is what orjson can encode; ``uid`` "" lets us choose one."""
+
+    ticket_id: str
+    action: str
+    object: str
+    data: Any = None
+    uid: str = ""
+
+
+def write(connection: Any, *, ticket_id: str, action: str, object: str, data: Any = None, uid: str = "") -> str:
+    """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy Connection or Session); its uid.
+
+    Raises OutboxMisused, before anything is written, for what could become no message.
+    """
+    [written] = write_all(connection, [LogRecord(ticket_id, action, object, data, uid)])
+    return written
+
+
+def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
+    """Stage several records, in this order; their uids."""
+    rows = [_row(record) for record in records]
+    if not rows:
+        return []
+    if isinstance(connection, (sa.Connection, sa.orm.Session)):
+        connection.execute(sa.text(queries("sqlite")["write"]), rows)
+    elif isinstance(connection, sa.Engine):
+        raise OutboxMisused("write() wants the connection or session of your transaction, not an engine: else the record would not roll back with it")
+    else:
+        _plain_write(connection, rows)
+    return [row["uid"] for row in rows]
+
+
+def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
+    """Over a DB-API connection, in the style of its driver."""
+    cursor = connection.cursor()
+    style = _style(connection)
+    if style is None:
+        raise OutboxMisused(f"write() does not know a {type(connection).__module__} connection; run the INSERT of queries.sql yourself")
+    query = queries("sqlite")["write"]
+    for name in rows[0]:
+        query = query.replace(f":{name}", style.format(name))
+    cursor.executemany(query, rows)
+
+
+def _style(connection: Any) -> str | None:
+    """How the driver writes a named value."""
+    module = type(connection).__module__.partition(".")[0]
+    if module == "sqlite3" or any(base.__module__ == "sqlite3" for base in type(connection).__mro__):
+        return ":{}"
+    return "%({})s" if module in ("psycopg", "psycopg2", "psycopg2cffi") else None
+
+
+def _row(record: LogRecord) -> dict[str, str]:
+    try:
+        check_ticket(record.ticket_id.encode())
+        uid = record.uid or uuid.uuid4().hex
+        check_uid(uid.encode())
+        record.action.encode()
+        record.object.encode()
+        data = orjson.dumps({} if record.data is None else record.data).decode()
+    except MessageUndecodable as refused:
+        raise OutboxMisused(f"this record can become no message: {refused.reason}") from None
+    except (TypeError, UnicodeEncodeError, AttributeError) as refused:
+        raise OutboxMisused(f"this record can become no message: {refused}") from None
+    return {"uid": uid, "ticket_id": record.ticket_id, "action": record.action, "object": record.object, "data": data}

@@ -1,0 +1,80 @@
+"""``usher streamer``: run the streamer of an outbox, or make its tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from common.commands.signals import StopRequest
+from common.embedded import resolve_redis_url
+from common.errors import SqlTrouble, StartRefused, UsherError
+from common.log import configure
+from common.outbox.sql_files import DIALECTS, schema
+from common.outbox.store import OutboxStore
+from common.redis_client import check_reachable
+from common.settings import load, options
+from master.settings import StreamerSettings
+from master.streamer_wiring import StreamerProgram
+
+_LOOK_S = 0.5
+
+
+@click.command(
+    help="Run the streamer: rows that an application has committed to its outbox become messages of the ticket stream. Start two: one streams, "
+    "one stands by. First make the tables with --migrate, or put what --schema prints into your own migrations."
+)
+@click.option("--migrate", is_flag=True, help="Make or update the outbox' tables, and end.")
+@click.option("--schema", "dialect", type=click.Choice(DIALECTS), help="Print the tables' SQL, and end. Nothing is connected.")
+@click.option("--waiting", is_flag=True, help="Print how many rows are staged and how many were refused, and end (exit code 1 when some were).")
+@options(StreamerSettings)
+def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting: bool) -> None:
+    if dialect:
+        click.echo(schema(dialect), nl=False)
+        return
+    try:
+        settings = load(StreamerSettings, os.environ, flags)
+        configure("streamer", settings.log_level, settings.log_format)
+        if migrate or waiting:
+            sys.exit(_looked(settings, migrate))
+        redis_url = resolve_redis_url(settings)
+        check_reachable(redis_url)
+        program = StreamerProgram(settings, redis_url)
+    except UsherError as refused:
+        click.echo(f"usher streamer: {refused}", err=True)
+        sys.exit(2)
+    sys.exit(run(program))
+
+
+def run(program: StreamerProgram) -> int:
+    """Until a signal comes; the exit code."""
+    with StopRequest() as stop:
+        program.start()
+        try:
+            while not stop.wait(_LOOK_S):
+                if not program.alive:
+                    return 1
+        finally:
+            program.stop()
+    return 0
+
+
+def _looked(settings: StreamerSettings, migrate: bool) -> int:
+    if not settings.outbox_url:
+        raise StartRefused("USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)")
+    store = OutboxStore(settings.outbox_url)
+    try:
+        if migrate:
+            done = store.migrate()
+            click.echo(f"outbox: version {', '.join(map(str, done))} applied" if done else "outbox: nothing to do")
+            return 0
+        store.check()
+        staged, refused = store.waiting()
+        click.echo(f"{staged:,} staged, {refused:,} refused")
+        return 1 if refused else 0
+    except SqlTrouble as trouble:
+        raise StartRefused(f"USHER_OUTBOX_URL: {trouble}") from trouble
+    finally:
+        store.close()

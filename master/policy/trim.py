@@ -1,0 +1,134 @@
+"""What may be cut off the beginning of a stream, and why. Pure: facts in, a named decision out.
+
+An entry goes only when nobody needs it: no group (neither unread nor pending), no log consumer (its checkpoint's own entry is kept, as the
+proof that nothing behind it was cut), and, where an archive is kept, only what is in it. A reader that is lost stops everything: where it
+was is not known, so what it needs is not known either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.stream_id import ZERO, Span, rank
+
+
+class GroupNeeds(NamedTuple):
+    """A consumer group: the last id it was given, and the lowest one that is pending."""
+
+    name: str
+    delivered: bytes
+    oldest_pending: bytes | None
+
+
+class CheckpointNeeds(NamedTuple):
+    """A log consumer's registered checkpoint; ``noted_ms`` is when it said so. ``last_id`` None: what is noted cannot be read."""
+
+    name: str
+    last_id: bytes | None
+    noted_ms: int
+
+
+class StreamFacts(NamedTuple):
+    """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: where a master would begin again if its group were lost
+    now. ``lost_groups``: groups that were there and are gone."""
+
+    span: Span | None
+    groups: Sequence[GroupNeeds]
+    checkpoints: Sequence[CheckpointNeeds]
+    archived: bytes | None
+    saved: GroupNeeds | None = None
+    lost_groups: Sequence[str] = ()
+
+
+class Reader(NamedTuple):
+    """One line of the table: who, the lowest id that is kept for it, and why."""
+
+    kind: str
+    name: str
+    keeps_from: bytes
+    why: str
+
+
+class Cut(NamedTuple):
+    """Everything below ``floor`` may go; ``because`` is who keeps the rest."""
+
+    floor: bytes
+    because: Reader
+
+
+class Nothing(NamedTuple):
+    """Nothing may go, and that is fine."""
+
+    why: str
+
+
+class Refused(NamedTuple):
+    """Nothing is cut because somebody is lost; a person must look."""
+
+    problems: tuple[str, ...]
+
+
+def readers(facts: StreamFacts) -> list[Reader]:
+    """Everybody whom the stream is kept for, the neediest first."""
+    found = [_group(group) for group in facts.groups]
+    found += [
+        Reader("checkpoint", one.name, one.last_id, "has read nothing yet" if one.last_id == ZERO else "has stored effects up to here")
+        for one in facts.checkpoints
+        if one.last_id is not None
+    ]
+    if facts.saved is not None:
+        found.append(_group(facts.saved)._replace(kind="saved position", why="would begin here again if it were lost"))
+    if facts.archived is not None:
+        found.append(Reader("archive", "archived", facts.archived, "is archived up to here"))
+    return sorted(found, key=lambda reader: rank(reader.keeps_from))
+
+
+def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | None = None) -> Cut | Nothing | Refused:
+    """``archived_only``: cut only what is archived, so nothing without an archive. ``before``: an id from which on all is kept in any case."""
+    if facts.span is None or facts.span.first is None:
+        return Nothing("the stream is empty")
+    problems = _lost(facts, facts.span)
+    if problems:
+        return Refused(tuple(problems))
+    needy = readers(facts)
+    if not any(reader.kind != "archive" for reader in needy):
+        return Nothing("nobody reads this stream: no group and no checkpoint says what is needed")
+    if archived_only and facts.archived is None:
+        return Nothing("nothing is archived yet, and only what is archived may go")
+    if before is not None:
+        needy = sorted([*needy, Reader("age", "keep", before, "is kept because it is younger")], key=lambda reader: rank(reader.keeps_from))
+    neediest = needy[0]
+    if rank(neediest.keeps_from) <= rank(facts.span.first):
+        return Nothing(f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below that")
+    return Cut(neediest.keeps_from, neediest)
+
+
+def _group(group: GroupNeeds) -> Reader:
+    if group.oldest_pending is not None and rank(group.oldest_pending) < rank(group.delivered):
+        return Reader("group", group.name, group.oldest_pending, "has this entry pending")
+    return Reader("group", group.name, group.delivered, "has read nothing yet" if group.delivered == ZERO else "has read up to here")
+
+
+def _lost(facts: StreamFacts, span: Span) -> list[str]:
+    problems = [
+        f"group {name} is gone although a master has saved its position: start a master, which makes it again, and look for `group_lost`"
+        for name in facts.lost_groups
+    ]
+    for one in facts.checkpoints:
+        if one.last_id is None:
+            problems.append(f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or `usher trim --forget {one.name}`")
+        elif rank(one.last_id) > rank(span.last_generated):
+            problems.append(
+                f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id {span.last_generated.decode()}: the stream was lost "
+                f"or made anew; reset this log consumer, or `usher trim --forget {one.name}` if it is no more"
+            )
+        elif one.last_id != ZERO and span.first is not None and rank(one.last_id) < rank(span.first):
+            problems.append(
+                f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}: somebody else has cut what it had "
+                f"not read; reset this log consumer, or `usher trim --forget {one.name}` if it is no more"
+            )
+    if facts.archived is not None and rank(facts.archived) > rank(span.last_generated):
+        last = span.last_generated.decode()
+        problems.append(f"the archive is at {facts.archived.decode()}, above the stream's last id {last}: it is of another stream")
+    return problems

@@ -1,0 +1,185 @@
+"""Streamer: rows of the outbox become entries of the ticket stream, batch by batch, by one streamer at a time.
+
+::
+
+    batch   SQL, one snapshot: the first rows by id
+    emit    Redis, one script: are we still the one who streams? then all entries, in this order
+    kept    Redis, if asked for: WAIT, WAITAOF
+    remove  SQL: exactly the rows of the batch, by primary key
+
+Each arrow may break, and the rows are then still there. What Redis has confirmed is remembered until it is removed, so trouble with the database
+alone sends nothing twice; an answer of Redis that got lost does, after a new epoch has made sure that the late command is refused. A second
+copy has the same uid.
+
+Order: the rows of a ticket become visible in the order of their ids (common/outbox). A batch is sent again before anything behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple, Protocol
+
+from common.errors import NotNow, RedisTrouble, ReplyUnknown
+from common.keys import LogKeys
+from common.log import event
+from common.outbox.rows import FIELDS, Row, encode
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.service import Service
+from master.elector import Lead
+
+log = logging.getLogger(__name__)
+
+_STANDBY_S = 1.0
+_FIRST_LOOK_S = 0.005
+#: One call of WAIT or WAITAOF; asked again until it is true.
+_DURABLE_MS = 500
+#: So long a stop may have to wait for it.
+_BELL_S = 0.5
+
+
+class Outbox(Protocol):
+    """What the streamer needs of common.outbox.store.OutboxStore."""
+
+    def batch(self, count: int) -> list[Row]: ...
+    def remove(self, ids: list[int]) -> None: ...
+    def set_aside(self, refused: list[tuple[int, str]]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Bell(Protocol):
+    """Tells of commits (common.outbox.store.Bell)."""
+
+    def rings(self, wait_s: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Pace(NamedTuple):
+    """``batch``: most rows per batch. ``poll_s``: longest wait between looks. ``replicas``, ``on_disk``: what to wait for before rows go."""
+
+    batch: int = 1000
+    poll_s: float = 0.5
+    replicas: int = 0
+    on_disk: bool = False
+
+
+class _Sent(NamedTuple):
+    """Rows whose entries Redis has confirmed, and the connection over which: WAIT speaks of what was sent over its own only."""
+
+    ids: list[int]
+    connection: int
+
+
+class Streamer(Service):
+    """Streams while it leads. ``lead`` is held by an Elector on the streamers' keys."""
+
+    name = "stream"
+
+    def __init__(self, link: Link, keys: LogKeys, lead: Lead, outbox: Outbox, ticket_field: str, pace: Pace) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lead = lead
+        self._outbox = outbox
+        self._fields = (ticket_field, *FIELDS)
+        self._pace = pace
+        self._sent: _Sent | None = None
+        self._look_s = _FIRST_LOOK_S
+        self._not_durable_logged = False
+        self.sent = 0
+
+    def run_once(self) -> float:
+        if self._sent is not None:
+            return self._finish(self._sent)
+        epoch = self._lead.epoch
+        if epoch is None:
+            return _STANDBY_S
+        batch = encode(self._outbox.batch(self._pace.batch))
+        if not batch.ids and not batch.refused:
+            return self._nothing()
+        self._look_s = _FIRST_LOOK_S
+        if batch.ids:
+            if self.emit(epoch, batch.values):
+                self._sent = _Sent(batch.ids, self._link.connections)
+                self._finish(self._sent)
+        else:  # they come again until nothing else is in their batch, so that they hold up nobody
+            self._set_aside(batch.refused)
+        return 0.0
+
+    def emit(self, epoch: int, values: list[bytes]) -> bool:
+        """Add the entries of a batch; False when somebody else streams. Raises what ``Link.call`` raises."""
+        try:
+            reply = self._scripts.run("emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values))
+        except ReplyUnknown:
+            self._lead.doubt(epoch)
+            raise
+        if reply == b"FENCED":
+            event(log, "fenced", epoch=epoch)
+            self._lead.lost(epoch)
+            return False
+        return True
+
+    def _set_aside(self, refused: list[tuple[int, str]]) -> None:
+        self._outbox.set_aside(refused)
+        for row_id, reason in refused:
+            event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
+
+    def _finish(self, sent: _Sent) -> float:
+        """Wait until what was sent is durable, if that was asked for, and remove its rows."""
+        if not self._is_durable(sent):
+            return 0.0
+        self._outbox.remove(sent.ids)
+        self._sent = None
+        self.sent += len(sent.ids)
+        return 0.0
+
+    def _is_durable(self, sent: _Sent) -> bool:
+        if not self._pace.replicas and not self._pace.on_disk:
+            return True
+        if self._link.connections != sent.connection:
+            self._sent = None  # nobody can say any more what became of it: send it again
+            return False
+        wait_s = _DURABLE_MS / 1000
+        try:
+            if self._pace.on_disk:
+                on_disk, replicas = self._link.call("WAITAOF", 1, self._pace.replicas, _DURABLE_MS, block_s=wait_s)
+            else:
+                on_disk, replicas = 1, self._link.call("WAIT", self._pace.replicas, _DURABLE_MS, block_s=wait_s)
+        except RedisTrouble as trouble:
+            if not isinstance(trouble, NotNow):
+                self._sent = None
+            raise
+        durable = bool(on_disk) and replicas >= self._pace.replicas
+        if not durable and not self._not_durable_logged:
+            event(log, "not_durable_yet", level=logging.WARNING, rows=len(sent.ids), replicas=replicas, on_disk=bool(on_disk))
+        self._not_durable_logged = not durable
+        return durable
+
+    def _nothing(self) -> float:
+        """The outbox is empty: look again soon, then ever later; a bell, where there is one, cuts the wait short."""
+        wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._pace.poll_s)
+        return min(wait_s, self._pace.poll_s)
+
+    def on_end(self) -> None:
+        self._link.close()
+        self._outbox.close()
+
+
+class BellRinger(Service):
+    """Wakes the streamer at commits."""
+
+    name = "bell"
+
+    def __init__(self, bell: Bell, streamer: Streamer) -> None:
+        super().__init__()
+        self._bell = bell
+        self._streamer = streamer
+
+    def run_once(self) -> float:
+        if self._bell.rings(_BELL_S):
+            self._streamer.wake()
+        return 0.0
+
+    def on_end(self) -> None:
+        self._bell.close()

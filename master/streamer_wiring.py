@@ -1,0 +1,92 @@
+"""The streamer's parts, put together in one place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+
+from common.clock import now_s
+from common.errors import StartRefused
+from common.keys import LogKeys
+from common.log import event
+from common.outbox.store import OutboxStore
+from common.redis_client import CommandRefused, Link
+from common.service import Service
+from master.elector import Elector, Lead
+from master.settings import StreamerSettings
+from master.streamer import BellRinger, Pace, Streamer, log
+
+_JOIN_S = 5.0
+
+
+class StreamerProgram:
+    """A streamer with its lease and its bell: start, stop. ``streamer_class`` lets the rides demo put in one that makes mistakes."""
+
+    def __init__(self, settings: StreamerSettings, redis_url: str, streamer_class: type[Streamer] = Streamer) -> None:
+        if not settings.outbox_url:
+            raise StartRefused("USHER_OUTBOX_URL is not set: which database has the outbox? (or give --outbox-url)")
+        self._settings = settings
+        self._stopping = False
+        store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024)
+        store.check()
+        link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
+        if settings.outbox_wait_aof:
+            _check_waitaof(link)
+        keys = LogKeys(settings.ticket_stream, settings.outbox_name)
+        self._lead = lead = Lead()
+        self._identity = store.identity
+        self._warned = False
+        pace = Pace(settings.outbox_batch, settings.outbox_poll_seconds, settings.outbox_wait_replicas, settings.outbox_wait_aof)
+        self._streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
+        lease_ms = int(settings.outbox_lease_seconds * 1000)
+        elect_link = Link(redis_url, "streamer:elect", max(0.2, settings.outbox_lease_seconds / 3))
+        self._elector = Elector(elect_link, keys, lead, f"{platform.node()}:{os.getpid()}:{store.identity}", lease_ms, self._works)
+        lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
+        bell = store.bell()
+        self._services: list[Service] = [self._streamer, *([BellRinger(bell, self._streamer)] if bell else []), self._elector]
+        event(log, "streamer_starts", stream=settings.ticket_stream, database=store.dialect, bell=bell is not None)
+
+    def start(self) -> None:
+        for service in self._services:
+            service.start()
+
+    def stop(self) -> None:
+        """The work first, then the lease, so that another streamer goes on at once."""
+        self._stopping = True
+        for service in self._services[:-1]:
+            service.stop()
+        for service in self._services[:-1]:
+            service.join(_JOIN_S)
+        self._elector.stop()
+        self._elector.join(_JOIN_S)
+        event(log, "streamer_stopped", sent=self._streamer.sent)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every thread runs; a supervisor starts a program anew whose thread has died."""
+        return all(service.alive for service in self._services)
+
+    def _lead_changed(self) -> None:
+        self._streamer.wake()
+        leader = self._lead.leader_url
+        if leader is not None and leader.rpartition(":")[2] != self._identity and not self._warned:
+            self._warned = True
+            do = "give each outbox of this stream a USHER_OUTBOX_NAME of its own"
+            event(log, "another_outbox_leads", level=logging.ERROR, name=self._settings.outbox_name, leader=leader, do=do)
+
+    def _works(self) -> bool:
+        """Whether the streamer makes progress: the lease is extended only then. While it stops, the last batch keeps the lease."""
+        last = self._streamer.last_turn_s
+        return self._stopping or (self._streamer.alive and last is not None and now_s() - last < self._settings.outbox_lease_seconds)
+
+
+def _check_waitaof(link: Link) -> None:
+    try:
+        link.call("WAITAOF", 0, 0, 1)
+    except CommandRefused as refused:
+        link.close()
+        raise StartRefused(
+            f"USHER_OUTBOX_WAIT_AOF: this Redis has no WAITAOF, or has its append-only file off ({refused}). Before 7.2, `appendfsync always` "
+            f"does the same: Redis answers when it is on disk"
+        ) from refused

@@ -1,0 +1,145 @@
+"""Trimming: asks Redis who needs what, lets policy/trim.py decide, and cuts with a script that looks again.
+
+``Trimmer`` does it from time to time in the leading master (USHER_TRIM_SECONDS, off by default); ``usher trim`` does it by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from common.errors import RedisTrouble
+from common.keys import Keys, LogKeys
+from common.log import event
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.service import Service
+from common.streams import TicketStream, pairs, span_of
+from master.elector import Lead
+from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, StreamFacts, decide
+
+log = logging.getLogger(__name__)
+
+#: Most entries that one call of the script cuts: some milliseconds.
+_AT_ONCE = 20_000
+#: Most entries that are counted to say how many would go.
+COUNTED = 1_000_000
+_PAGE = 1_000
+
+
+class StillNeeded(RedisTrouble):
+    """Somebody has begun to need what was to be cut; nothing of it was. Decide again."""
+
+
+class Trimming:
+    """The steps of trimming one stream, over a link of the caller's thread."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._log_keys = LogKeys(keys.stream)
+
+    def facts(self) -> StreamFacts:
+        """Who needs what, now."""
+        stream, log_keys = self._keys.stream, self._log_keys
+        span = span_of(self._link, stream)
+        groups = [self._group(facts) for facts in map(pairs, self._link.call("XINFO", "GROUPS", stream))] if span is not None else []
+        noted = pairs(self._link.call("HGETALL", log_keys.checkpoints))
+        checkpoints = [_checkpoint(name.decode("utf-8", "backslashreplace"), value) for name, value in sorted(noted.items())]
+        position = TicketStream(self._link, self._keys).saved_position()
+        saved = None if position is None else GroupNeeds(self._keys.group, *position)
+        lost = [self._keys.group] if saved is not None and self._keys.group not in {group.name for group in groups} else []
+        return StreamFacts(span, groups, checkpoints, self._link.call("GET", log_keys.archived), saved, lost)
+
+    def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
+        """Cut below ``floor``, page by page; yields how many went. Whole nodes of the stream only: up to some hundred entries stay.
+
+        Raises StillNeeded; what was cut before then was needed by nobody.
+        """
+        keys = (self._keys.stream, self._log_keys.checkpoints, self._log_keys.archived)
+        while True:
+            verdict, told = self._scripts.run("trim", keys, (floor, _AT_ONCE, "1" if archived_only else ""))
+            if verdict != b"CUT":
+                raise StillNeeded(f"{told.decode('utf-8', 'backslashreplace')} needs entries below {floor.decode()} by now; nothing more was cut")
+            if not told:
+                return
+            yield int(told)
+
+    def count_below(self, floor: bytes) -> int:
+        """Entries below ``floor``, counted up to COUNTED."""
+        total, last = 0, b"0-0"
+        while total < COUNTED:
+            found, last = self._scripts.run("count_between", (self._keys.stream,), (last, floor, _PAGE))
+            total += found
+            if found < _PAGE:
+                break
+        return total
+
+    def forget(self, name: str) -> bool:
+        """Remove the checkpoint of a log consumer that is no more; whether there was one."""
+        return bool(self._link.call("HDEL", self._log_keys.checkpoints, name))
+
+    def _group(self, facts: dict[bytes, object]) -> GroupNeeds:
+        name = facts[b"name"]
+        assert isinstance(name, bytes)
+        delivered = facts[b"last-delivered-id"]
+        assert isinstance(delivered, bytes)
+        oldest = self._link.call("XPENDING", self._keys.stream, name, "-", "+", 1)
+        return GroupNeeds(name.decode("utf-8", "backslashreplace"), delivered, oldest[0][0] if oldest else None)
+
+
+class Trimmer(Service):
+    """Trims from time to time while this master leads."""
+
+    name = "trim"
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, archived_only: bool) -> None:
+        super().__init__()
+        self._link = link
+        self._trimming = Trimming(link, keys)
+        self._stream = keys.stream
+        self._lead = lead
+        self._every_s = every_s
+        self._archived_only = archived_only
+        self.stalls_after_s = max(10.0, 4 * every_s)
+        self.trimmed = 0
+
+    def run_once(self) -> float:
+        if self._lead.epoch is not None:
+            decision = decide(self._trimming.facts(), archived_only=self._archived_only)
+            if isinstance(decision, Refused):
+                for problem in decision.problems:
+                    event(log, "trim_refused", level=logging.ERROR, stream=self._stream, problem=problem)
+            elif isinstance(decision, Cut):
+                self._cut(decision)
+        return self._every_s
+
+    def _cut(self, decision: Cut) -> None:
+        cut = 0
+        try:
+            for gone in self._trimming.cut(decision.floor, archived_only=self._archived_only):
+                cut += gone
+                self.made_progress()
+                if self.stopping:
+                    break
+        except StillNeeded:
+            pass  # decided again at the next turn
+        if cut:
+            self.trimmed += cut
+            event(log, "trimmed", stream=self._stream, entries=cut, below=decision.floor.decode(), kept_for=decision.because.name)
+
+    def on_end(self) -> None:
+        self._link.close()
+
+
+def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:
+    """``version id ms`` as note_checkpoint.lua writes it."""
+    words = value.split(b" ")
+    try:
+        int(words[0])
+        milliseconds, _, sequence = words[1].partition(b"-")
+        int(milliseconds), int(sequence)
+        return CheckpointNeeds(name, words[1], int(words[2]))
+    except (IndexError, ValueError):
+        return CheckpointNeeds(name, None, 0)

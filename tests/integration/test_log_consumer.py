@@ -1,0 +1,271 @@
+"""Readers of the log: effects, state and checkpoint together or not at all, each record once, and no step over what was lost.
+
+note_checkpoint.lua's losing side: a note that is late changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common.errors import NotNow, SqlTrouble
+from common.keys import LogKeys
+from common.outbox.log_consumer import LogConsumer, LogLost, Record
+from common.outbox.log_reader import Loss
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from tests.outboxes import STREAM, Outbox, add
+
+KEYS = LogKeys(STREAM)
+
+
+@pytest.fixture
+def consumers(redis_url: str) -> Iterator[Callable[..., LogConsumer]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(outbox: Outbox, name: str = "one", **options: Any) -> LogConsumer:
+            return stack.enter_context(LogConsumer(name, STREAM, outbox.engine, redis_url=redis_url, **options))
+
+        yield make
+
+
+def _send(link: Link, *names: str) -> list[bytes]:
+    """Messages with these uids; "" is one without."""
+    return [link.call("XADD", STREAM, "*", "ticket_id", "T", *(("uid", name) if name else ()), "data", "{}") for name in names]
+
+
+def _all(consumer: LogConsumer, handle: Any = add) -> None:
+    while consumer.step(handle):
+        pass
+
+
+def _noted(link: Link, name: str = "one") -> bytes:
+    return bytes(link.call("HGET", KEYS.checkpoints, name)).split()[1]
+
+
+def test_everything_is_seen_in_order_and_the_checkpoint_says_so_in_sql_and_redis(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
+    ids = _send(link, *(f"u{n}" for n in range(25)), "")
+    consumer = consumers(outbox, batch=10)
+    assert [consumer.step(add) for _ in range(4)] == [10, 10, 6, 0]
+    last, state = consumer.state()
+    assert (last, _noted(link)) == (ids[-1], ids[-1])
+    assert state["uids"] == [f"u{n}" for n in range(25)] + [ids[-1].decode()]
+    assert outbox.rows("SELECT version, records FROM checkpoints") == [(3, 26)]
+
+
+def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, "a", "b", "c")
+    consumer = consumers(outbox, batch=2)
+    consumer.step(add)
+    before = outbox.rows("SELECT * FROM checkpoints"), outbox.rows("SELECT * FROM consumer_states"), _noted(link)
+
+    def fail(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+        add(records, state, sql)  # type: ignore[arg-type]
+        sql.execute(sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('T', 'a', 'o')"))
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        consumer.step(fail)
+    assert (outbox.rows("SELECT * FROM checkpoints"), outbox.rows("SELECT * FROM consumer_states"), _noted(link)) == before
+    assert outbox.store.waiting() == (0, 0)
+    assert outbox.scalar("SELECT count(*) FROM consumer_uids") == 2
+    _all(consumer)
+    assert consumer.state()[1]["uids"] == ["a", "b", "c"]
+
+
+def test_a_record_that_was_sent_twice_is_seen_once(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, "a", "b", "a", "b", "c", "a", "", "")
+    consumer = consumers(outbox, batch=3)
+    _all(consumer)
+    state = consumer.state()[1]
+    assert (state["uids"][:3], state["count"]) == (["a", "b", "c"], 5)
+
+
+def test_the_memory_of_uids_has_the_length_that_was_asked_for(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, "a", *(f"x{n}" for n in range(20)), "a")
+    near, far = consumers(sqlite_outbox, "near", batch=5, remember=5), consumers(sqlite_outbox, "far", batch=5, remember=22)
+    for consumer in (near, far):
+        _all(consumer)
+    assert near.state()[1]["count"] == 22, "too far apart for it"
+    assert far.state()[1]["count"] == 21
+    assert sqlite_outbox.scalar("SELECT count(*) FROM consumer_uids WHERE name = 'near'") <= 15
+
+
+def test_consumers_know_nothing_of_each_other(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, "a", "b")
+    one, two = consumers(sqlite_outbox), consumers(sqlite_outbox, "two")
+    _all(one)
+    _send(link, "c")
+    late = consumers(sqlite_outbox, "late", start=b"+")
+    late.step(add)
+    _send(link, "d")
+    for consumer in (one, two, late):
+        _all(consumer)
+    assert [consumer.state()[1]["uids"] for consumer in (one, two, late)] == [list("abcd"), list("abcd"), ["d"]]
+
+
+def test_of_two_processes_with_one_name_one_goes_on(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, *"abcdef")
+    one, two = consumers(outbox, batch=2), consumers(outbox, batch=2)
+    assert (one.step(add), two.step(add), two.step(add)) == (2, 2, 2), "the second one began where the first one was"
+    assert one.step(add) == 0, "and the first one sees that it is behind"
+    _send(link, "g")
+    assert one.step(add) == 1
+    assert two.step(add) == 0
+    assert one.state()[1]["uids"] == list("abcdefg")
+
+
+def test_a_database_that_breaks_in_the_middle_is_asked_again(postgres_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, "a", "b")
+    consumer = consumers(postgres_outbox)
+
+    def cut_off(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+        add(records, state, sql)
+        sql.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(SqlTrouble):
+        consumer.step(cut_off)
+    _all(consumer)
+    assert consumer.state()[1]["uids"] == ["a", "b"]
+
+
+def test_run_waits_trouble_out_and_ends_when_asked(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, "a", "b")
+    consumer = consumers(sqlite_outbox, batch=1)
+    looks: list[int] = []
+
+    def stop() -> bool:
+        looks.append(1)
+        if len(looks) == 2:  # it has the connection: break it
+            link.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return len(looks) > 2 and consumer.state()[1].get("count") == 2
+
+    consumer.run(add, stop)
+    assert consumer.state()[1]["uids"] == ["a", "b"]
+
+
+def test_fields_of_any_kind_are_readable(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    link.call("XADD", STREAM, "1-1", "ticket_id", "T", "uid", b"\xff\0", "data", '{"n": 1}', "raw", b"\xfe")
+    seen: list[Record] = []
+    consumers(sqlite_outbox).step(lambda records, state, sql: seen.extend(records))
+    [record] = seen
+    assert (record.uid, record.json(), record.action, record.fields["raw"]) == ("\\xff\\0", {"n": 1}, "", "\udcfe")
+
+
+# ---- what was lost -----------------------------------------------------------------------------------------------------------
+
+
+def _lose_all(link: Link, ids: list[bytes]) -> None:
+    link.call("DEL", STREAM)
+    link.call("XADD", STREAM, "1-1", "uid", "new")
+
+
+@pytest.mark.parametrize(
+    ("lose", "loss"),
+    [
+        (_lose_all, Loss.ABOVE_END),
+        (lambda link, ids: link.call("DEL", STREAM), Loss.ABOVE_END),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MINID", ids[3]), Loss.BELOW_START),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MAXLEN", 0), Loss.BELOW_START),
+        (lambda link, ids: link.call("XDEL", STREAM, ids[1]), Loss.GONE),
+    ],
+)
+def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, lose: Callable[[Link, list[bytes]], object], loss: Loss
+) -> None:
+    ids = _send(link, *"abcde")
+    consumer = consumers(sqlite_outbox, batch=2)
+    assert consumer.step(add) == 2
+    lose(link, ids)
+    for again in (consumer, consumers(sqlite_outbox)):
+        with pytest.raises(LogLost, match=loss.value) as lost:
+            again.step(add)
+        assert lost.value.loss is loss
+        assert "LogConsumer.reset" in str(lost.value)
+    assert consumer.state()[1]["uids"] == ["a", "b"], "nothing was handled meanwhile"
+    consumer.reset(b"0-0", {})
+    _all(consumer)
+    left = [entry_id for entry_id, _ in link.call("XRANGE", STREAM, "-", "+")]
+    assert consumer.state()[1].get("count", 0) == len(left)
+
+
+def test_nothing_is_lost_when_all_that_was_read_is_cut(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, *"abc")
+    consumer = consumers(sqlite_outbox)
+    _all(consumer)
+    link.call("XTRIM", STREAM, "MAXLEN", 1)
+    assert consumer.step(add) == 0
+    _send(link, "d")
+    _all(consumer)
+    assert consumer.state()[1]["uids"] == list("abcd")
+
+
+def test_a_reset_goes_on_behind_an_entry_that_is_there_and_is_noted_at_once(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
+    ids = _send(link, *"abcde")
+    consumer = consumers(sqlite_outbox)
+    _all(consumer)
+    link.call("XDEL", STREAM, ids[2])
+    assert consumer.reset(ids[2], {"count": 2, "uids": ["a", "b"]}) == ids[1]
+    assert _noted(link) == ids[1]
+    _all(consumer)
+    assert consumer.state()[1] == {"count": 4, "uids": ["a", "b", "d", "e"]}
+    assert _noted(link) == ids[-1]
+
+
+# ---- the note in Redis ---------------------------------------------------------------------------------------------------------
+
+
+def _note(link: Link, version: int, last_id: bytes, replace: str = "") -> int:
+    return int(ScriptRunner(link).run("note_checkpoint", (KEYS.checkpoints,), ("one", version, last_id, replace)))
+
+
+def test_a_late_note_changes_nothing(link: Link) -> None:
+    assert _note(link, 10, b"5-1") == 1
+    for late in (9, 10, 2):
+        assert _note(link, late, b"9-9") == 0
+    assert _noted(link) == b"5-1"
+    assert _note(link, 11, b"5-2") == 1
+    assert _note(link, 3, b"1-1", "1") == 1, "the start of a consumer says what its SQL has"
+    version, last_id, noted_ms = link.call("HGET", KEYS.checkpoints, "one").split()
+    assert (version, last_id) == (b"3", b"1-1")
+    assert int(noted_ms) > 1_700_000_000_000
+
+
+def test_a_note_can_be_made_when_memory_is_full(link: Link) -> None:
+    _note(link, 1, b"5-1")
+    link.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(NotNow):
+            link.call("SET", "more", "x")
+        assert _note(link, 2, b"5-2") == 1
+    finally:
+        link.call("CONFIG", "SET", "maxmemory", 0)
+
+
+def test_a_note_that_fails_is_made_up_for_and_never_ahead(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    ids = _send(link, *"ab")
+    consumer = consumers(sqlite_outbox, batch=1)
+    consumer.step(add)
+
+    def without_redis(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+        add(records, state, sql)
+        link.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    consumer.step(without_redis)
+    assert consumer.state()[0] == ids[1]
+    assert _noted(link) == ids[0], "behind SQL, not ahead of it"
+    consumer.step(add)
+    assert _noted(link) == ids[1]
+
+
+def test_the_checkpoint_is_noted_before_anything_is_read(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    assert consumers(sqlite_outbox).step(add) == 0
+    assert _noted(link) == b"0-0"

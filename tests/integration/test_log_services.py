@@ -1,0 +1,54 @@
+"""The services of outbox and trimming keep the contract of start and stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.keys import Keys, LogKeys
+from common.outbox.store import OutboxStore
+from common.redis_client import Link
+from master import streamer
+from master.elector import Lead
+from master.settings import MasterSettings
+from master.streamer import BellRinger, Pace, Streamer
+from master.trimming import Trimmer
+from master.wiring import MasterProgram
+from tests.abuse import check_contract
+from tests.outboxes import STREAM, Outbox
+
+
+def _lead() -> Lead:
+    lead = Lead()
+    lead._set(1, "http://one")
+    return lead
+
+
+def _streamer(url: str, redis_url: str) -> Streamer:
+    return Streamer(Link(redis_url, "test"), LogKeys(STREAM), _lead(), OutboxStore(url), "ticket_id", Pace(poll_s=0.01))
+
+
+def test_the_streamer(sqlite_outbox: Outbox, redis_url: str) -> None:
+    check_contract(lambda: _streamer(sqlite_outbox.url, redis_url))
+
+
+def test_the_bell(postgres_outbox: Outbox, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamer, "_BELL_S", 0.02)
+    woken = _streamer(postgres_outbox.url, redis_url)
+
+    def make() -> BellRinger:
+        bell = postgres_outbox.store.bell()
+        assert bell is not None
+        return BellRinger(bell, woken)
+
+    check_contract(make)
+
+
+def test_the_trimmer(redis_url: str) -> None:
+    check_contract(lambda: Trimmer(Link(redis_url, "test"), Keys(STREAM, "g"), _lead(), 0.01, archived_only=False))
+
+
+def test_a_master_trims_only_when_it_is_told_to(redis_url: str) -> None:
+    def trimmers(**given: float) -> int:
+        return sum(isinstance(service, Trimmer) for service in MasterProgram(MasterSettings(**given), redis_url)._services)  # type: ignore[arg-type]
+
+    assert (trimmers(), trimmers(trim_seconds=60)) == (0, 1)

@@ -1,0 +1,216 @@
+"""What an application writes: with its transaction or not at all, in the order of the commits, and only what can become a message."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from common.errors import SqlTrouble, StartRefused
+from common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
+from common.outbox.store import OutboxStore
+from common.outbox.writer import LogRecord, write, write_all
+from tests.outboxes import Outbox, until
+
+
+def _staged(outbox: Outbox) -> list[tuple[object, ...]]:
+    return outbox.rows("SELECT ticket_id, action, object, CAST(data AS TEXT) FROM staged_log_records ORDER BY id")
+
+
+def test_the_record_is_there_with_the_commit_and_not_with_a_rollback(outbox: Outbox) -> None:
+    with outbox.engine.connect() as connection:
+        write(connection, ticket_id="1", action="create", object="ride", data={"n": 1})
+        connection.rollback()
+        write(connection, ticket_id="2", action="create", object="ride", data={"n": 2})
+        connection.commit()
+    with Session(outbox.engine) as session:
+        write(session, ticket_id="3", action="create", object="ride")
+        session.rollback()
+        write(session, ticket_id="4", action="create", object="ride")
+        session.commit()
+    assert _staged(outbox) == [("2", "create", "ride", '{"n":2}'), ("4", "create", "ride", "{}")]
+
+
+def test_a_driver_of_its_own_will_do(outbox: Outbox) -> None:
+    raw = outbox.engine.raw_connection()
+    try:
+        driver = raw.driver_connection
+        uid = write(driver, ticket_id="1", action="a", object="100% :data", data={"n": "ä"})
+        driver.rollback()
+        assert write(driver, ticket_id="2", action="a", object="100% :data", data={"n": "ä"}, uid="mine") == "mine" != uid
+        driver.commit()
+    finally:
+        raw.close()
+    assert _staged(outbox) == [("2", "a", "100% :data", '{"n":"ä"}')]
+
+
+def test_plain_sql_gets_a_uid_from_the_database(outbox: Outbox) -> None:
+    with outbox.engine.begin() as connection:
+        for _ in range(2):
+            connection.execute(sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('1', 'a', 'o')"))
+    [(first,), (second,)] = outbox.rows("SELECT uid FROM staged_log_records")
+    assert len(str(first)) >= 32
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        LogRecord("", "a", "o"),
+        LogRecord("x" * 257, "a", "o"),
+        LogRecord("\ud800", "a", "o"),
+        LogRecord("1", "\ud800", "o"),
+        LogRecord("1", "a", "o", object()),
+        LogRecord("1", "a", "o", {"n": 2**70}),
+        LogRecord("1", "a", "o", uid="x" * 257),
+        LogRecord(None, "a", "o"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_could_become_no_message_is_refused_before_it_is_written(sqlite_outbox: Outbox, record: LogRecord) -> None:
+    with sqlite_outbox.engine.begin() as connection, pytest.raises(OutboxMisused, match="can become no message"):
+        write_all(connection, [LogRecord("1", "a", "o"), record])
+    assert _staged(sqlite_outbox) == []
+
+
+def test_an_engine_is_no_transaction_and_a_strange_connection_no_connection(sqlite_outbox: Outbox) -> None:
+    for wrong in (sqlite_outbox.engine, threading.Lock()):
+        with pytest.raises((OutboxMisused, AttributeError)):
+            write(wrong, ticket_id="1", action="a", object="o")
+
+
+def test_a_subclass_of_sqlites_connection_will_do(sqlite_outbox: Outbox, tmp_path: Path) -> None:
+    class Own(sqlite3.Connection):
+        pass
+
+    connection = sqlite3.connect(tmp_path / "outbox.db", factory=Own)
+    with connection:
+        write(connection, ticket_id="1", action="a", object="o")
+    connection.close()
+    assert len(_staged(sqlite_outbox)) == 1
+
+
+# ---- the schema --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_migration_is_made_once_also_by_several_at_once(outbox_url: str) -> None:
+    engines = [open_engine(outbox_url, "test") for _ in range(3)]
+    done: list[list[int]] = []
+    threads = [threading.Thread(target=lambda engine=engine: done.append(migrate(engine))) for engine in engines]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(done) == [[], [], [1]]
+    for engine in engines:
+        check_schema(engine, "test")
+        engine.dispose()
+
+
+def test_a_database_without_the_tables_is_refused_with_the_way_out(outbox_url: str) -> None:
+    store = OutboxStore(outbox_url)
+    with pytest.raises(StartRefused, match=r"USHER_OUTBOX_URL: it has no outbox .* `usher streamer --migrate`"):
+        store.check()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mysql+pymysql://u@h/d", "USHER_OUTBOX_URL cannot be used|PostgreSQL and SQLite"),
+        ("nonsense", "USHER_OUTBOX_URL cannot be used"),
+        ("oracle://u@h/d", "USHER_OUTBOX_URL cannot be used|PostgreSQL and SQLite"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused(url: str, told: str) -> None:
+    with pytest.raises((StartRefused, OutboxMisused), match=told):
+        OutboxStore(url)
+
+
+def test_a_database_that_is_away_is_refused_at_the_start_and_waited_for_later(tmp_path: Path) -> None:
+    store = OutboxStore(f"postgresql+psycopg://nobody@/none?host={tmp_path}")
+    with pytest.raises(StartRefused, match="USHER_OUTBOX_URL: the database cannot be used: OperationalError"):
+        store.check()
+    with pytest.raises(SqlTrouble, match="reading the outbox"):
+        store.batch(10)
+    store.close()
+
+
+# ---- order in PostgreSQL -------------------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_that_another_transaction_has_written_is_waited_for(postgres_outbox: Outbox) -> None:
+    engine = postgres_outbox.engine
+    with engine.connect() as first, engine.connect() as second:
+        second.execute(sa.text("SELECT 1"))  # its transaction began before
+        write(first, ticket_id="T", action="1", object="o")
+        second.execute(sa.text("SET lock_timeout = '300ms'"))
+        write(second, ticket_id="other", action="free", object="o")
+        with pytest.raises(sa.exc.OperationalError, match="lock timeout"):
+            write(second, ticket_id="T", action="2", object="o")
+        second.rollback()
+        first.commit()
+        write(second, ticket_id="T", action="2", object="o")
+        second.commit()
+    assert [row[1] for row in _staged(postgres_outbox)] == ["1", "2"]
+
+
+def test_ids_of_a_ticket_are_in_commit_order_whoever_began_first(postgres_outbox: Outbox) -> None:
+    """The second writer has its turn in the sequence only when the first one has committed."""
+    engine = postgres_outbox.engine
+    with engine.connect() as first:
+        write(first, ticket_id="T", action="1", object="o")
+
+        def write_second() -> None:
+            with engine.begin() as second:
+                write(second, ticket_id="T", action="2", object="o")
+
+        thread = threading.Thread(target=write_second)
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        until(lambda: postgres_outbox.scalar(waiting), "the second one did not wait")
+        write(first, ticket_id="T", action="1 again", object="o")
+        first.commit()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert [row[1] for row in _staged(postgres_outbox)] == ["1", "1 again", "2"]
+
+
+def test_a_bulk_load_takes_no_locks_if_it_says_so(postgres_outbox: Outbox) -> None:
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+    with postgres_outbox.engine.begin() as connection:
+        connection.execute(sa.text("SET LOCAL usher.outbox_lock = 'off'"))
+        write_all(connection, [LogRecord(f"T{n}", "a", "o") for n in range(50)])
+        assert connection.scalar(sa.text(locks)) == 0
+    with postgres_outbox.engine.begin() as connection:
+        write_all(connection, [LogRecord(f"T{n % 5}", "a", "o") for n in range(50)])
+        assert connection.scalar(sa.text(locks)) == 5
+
+
+def test_the_bell_rings_at_commits_only(postgres_outbox: Outbox) -> None:
+    bell = postgres_outbox.store.bell()
+    assert bell is not None
+    try:
+        assert bell.rings(0.1), "it has connected: what was committed before is unknown"
+        with postgres_outbox.engine.connect() as connection:
+            write(connection, ticket_id="T", action="a", object="o")
+            assert not bell.rings(0.2)
+            connection.rollback()
+            assert not bell.rings(0.2)
+            write(connection, ticket_id="T", action="a", object="o")
+            connection.commit()
+            assert bell.rings(20)
+        with postgres_outbox.engine.begin() as connection:
+            connection.execute(sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
+        with pytest.raises(SqlTrouble):
+            bell.rings(20)
+        assert bell.rings(20), "and it connects again"
+    finally:
+        bell.close()
+
+
+def test_where_nothing_rings_there_is_no_bell(sqlite_outbox: Outbox) -> None:
+    assert sqlite_outbox.store.bell() is None

@@ -1,0 +1,221 @@
+"""Trimming never cuts what somebody needs, however the world changes between looking and cutting.
+
+trim.lua's losing side: a reader that has begun to need what was to be cut. count_between.lua counts what would go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from common.cli import run
+from common.errors import NotNow
+from common.keys import Keys, LogKeys
+from common.outbox.log_consumer import LogConsumer
+from common.redis_client import Link
+from master.elector import Lead
+from master.policy.trim import Cut, Nothing, Refused, decide
+from master.trimming import StillNeeded, Trimmer, Trimming
+from tests.integration.factories import TRICKY_IDS
+from tests.outboxes import STREAM, Outbox
+
+KEYS, LOG_KEYS = Keys(STREAM, "g"), LogKeys(STREAM)
+#: Entries of a node of a stream: `MINID ~` cuts whole nodes.
+NODE = 100
+_FILL = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], (ARGV[2] + n) .. '-1', 'f', 'v') end"
+
+
+def _fill(link: Link, count: int, after_ms: int = 0) -> None:
+    """Ids 1-1, 2-1 ..."""
+    for begun in range(0, count, 100_000):
+        link.call("EVAL", _FILL, 1, STREAM, min(100_000, count - begun), after_ms + begun)
+
+
+def _group(link: Link, delivered: str, name: str = "g") -> None:
+    link.call("XGROUP", "CREATE", STREAM, name, delivered)
+
+
+def _checkpoint(link: Link, last_id: str, name: str = "c") -> None:
+    link.call("HSET", LOG_KEYS.checkpoints, name, f"1 {last_id} 1700000000000")
+
+
+def _length(link: Link) -> int:
+    return int(link.call("XLEN", STREAM))
+
+
+def _cut(link: Link, **options: Any) -> int:
+    trimming = Trimming(link, KEYS)
+    decision = decide(trimming.facts(), **options)
+    return sum(trimming.cut(decision.floor)) if isinstance(decision, Cut) else 0
+
+
+def test_what_everybody_has_done_goes_and_the_rest_stays(any_redis_url: str) -> None:
+    link = Link(any_redis_url, "test")
+    _fill(link, 1000)
+    _group(link, "900-1")
+    _group(link, "800-1", "h")
+    _checkpoint(link, "700-1")
+    assert _cut(link) == 600
+    assert _length(link) == 400
+    assert link.call("XRANGE", STREAM, "700-1", "700-1"), "the checkpoint's own entry is kept, as its reader's proof"
+    _checkpoint(link, "1000-1")
+    link.call("XGROUP", "SETID", STREAM, "h", "1000-1")
+    link.call("XREADGROUP", "GROUP", "g", "master", "COUNT", 1, "STREAMS", STREAM, ">")
+    link.call("XGROUP", "SETID", STREAM, "g", "1000-1")
+    assert _cut(link) == 300, "up to what is pending"
+    assert link.call("XPENDING", STREAM, "g", "-", "+", 10)[0][0] == b"901-1"
+    link.close()
+
+
+def test_a_consumer_a_million_entries_behind_is_not_cut(sqlite_outbox: Outbox, redis_url: str, link: Link) -> None:
+    with LogConsumer("slow", STREAM, sqlite_outbox.engine, redis_url=redis_url, batch=300) as slow:
+        _fill(link, 500)
+        assert slow.step(lambda *given: None) == 300
+        _fill(link, 1_000_200, after_ms=500)
+        _group(link, "1000700-1")
+        assert _cut(link) == 200
+        assert _length(link) == 1_000_500
+        assert slow.step(lambda *given: None) == 300, "and it goes on as if nothing had happened"
+        slow.reset(b"1000700-1", {})
+        assert _cut(link) > 1_000_000
+        assert slow.step(lambda *given: None) == 0
+
+
+@pytest.mark.parametrize("who", ["group", "pending", "checkpoint", "archive", "odd checkpoint", "archive is gone"])
+def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, who: str) -> None:
+    _fill(link, 1000)
+    _group(link, "900-1")
+    link.call("SET", LOG_KEYS.archived, "900-1")
+    trimming = Trimming(link, KEYS)
+    decision = decide(trimming.facts(), archived_only=True)
+    assert isinstance(decision, Cut)
+    changes: dict[str, Callable[[], object]] = {
+        "group": lambda: _group(link, "899-1", "new"),
+        "pending": lambda: link.call("XCLAIM", STREAM, "g", "a", 0, "899-1", "FORCE", "JUSTID"),
+        "checkpoint": lambda: _checkpoint(link, "0-0"),
+        "odd checkpoint": lambda: link.call("HSET", LOG_KEYS.checkpoints, "c", "nonsense"),
+        "archive": lambda: link.call("SET", LOG_KEYS.archived, "899-1"),
+        "archive is gone": lambda: link.call("DEL", LOG_KEYS.archived),
+    }
+    changes[who]()
+    with pytest.raises(StillNeeded, match="needs entries below 900-1"):
+        list(trimming.cut(decision.floor, archived_only=True))
+    assert _length(link) == 1000
+
+
+def test_ids_are_compared_digit_by_digit(link: Link) -> None:
+    """Numbers of Lua would round both halves of an id."""
+    huge = (*TRICKY_IDS, b"18446744073709551-18446744073709552", b"18446744073709552-0")
+    for entry_id in huge:
+        link.call("XADD", STREAM, entry_id, "f", "v")
+    trimming = Trimming(link, KEYS)
+    for at, checkpoint in enumerate(huge):
+        _checkpoint(link, checkpoint.decode())
+        for floor in huge[at + 1 :]:
+            with pytest.raises(StillNeeded):
+                list(trimming.cut(floor))
+        for floor in huge[: at + 1]:
+            assert list(trimming.cut(floor)) == [], "allowed; and less than a node"
+
+
+def test_trimming_works_when_memory_is_full(any_redis_url: str) -> None:
+    link = Link(any_redis_url, "test")
+    _fill(link, 500)
+    _group(link, "450-1")
+    link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    link.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(NotNow):
+            link.call("SET", "more", "x")
+        assert _cut(link) == 400
+    finally:
+        link.call("CONFIG", "SET", "maxmemory", 0)
+        link.close()
+
+
+def test_a_group_that_is_gone_stops_trimming(link: Link) -> None:
+    _fill(link, 500)
+    _group(link, "400-1", "other")
+    link.call("HSET", KEYS.position, "delivered", "10-1", "oldest_pending", "")
+    decision = decide(Trimming(link, KEYS).facts())
+    assert isinstance(decision, Refused)
+    assert "group g is gone" in decision.problems[0]
+
+
+def test_counting_what_would_go(link: Link) -> None:
+    _fill(link, 2500)
+    trimming = Trimming(link, KEYS)
+    assert [trimming.count_below(floor) for floor in (b"1-1", b"2-1", b"1001-1", b"2001-1", b"2300-0", b"9999-0")] == [0, 1, 1000, 2000, 2299, 2500]
+    assert isinstance(decide(trimming.facts()), Nothing)
+
+
+def test_the_masters_trimmer_trims_while_it_leads(redis_url: str, link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    _fill(link, 1000)
+    _group(link, "900-1")
+    lead = Lead()
+    trimmer = Trimmer(Link(redis_url, "test:trim"), KEYS, lead, 5.0, archived_only=False)
+    assert trimmer.run_once() == 5.0
+    assert _length(link) == 1000, "a standby cuts nothing"
+    lead._set(1, "http://one")
+    trimmer.run_once()
+    assert (_length(link), trimmer.trimmed) == (200, 800)
+    _checkpoint(link, "2000-1")
+    link.call("XGROUP", "SETID", STREAM, "g", "1000-1")
+    trimmer.run_once()
+    assert _length(link) == 200
+    assert "trim_refused" in caplog.text
+    trimmer.on_end()
+
+
+# ---- usher trim ----------------------------------------------------------------------------------------------------------------
+
+
+def _usher(capsys: pytest.CaptureFixture[str], redis_url: str, *words: str) -> tuple[int, str]:
+    try:
+        code = run(["trim", "--redis-url", redis_url, "--ticket-stream", STREAM, "--group", "g", *words])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    told = capsys.readouterr()
+    return code, told.out + told.err
+
+
+def test_the_command_shows_first_and_cuts_when_told(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    _fill(link, 1000)
+    _group(link, "900-1")
+    _checkpoint(link, "600-1", "totals")
+    code, told = _usher(capsys, redis_url)
+    assert code == 0
+    assert "599 entries below 600-1 may go; the rest is kept for checkpoint totals" in told
+    assert _length(link) == 1000
+    code, told = _usher(capsys, redis_url, "--apply", "--json")
+    document = json.loads(told)
+    assert (code, document["cut"], document["floor"], document["kept_for"]) == (0, 500, "600-1", "checkpoint totals")
+    assert [reader["name"] for reader in document["readers"]] == ["totals", "g"]
+    assert _length(link) == 500
+    code, told = _usher(capsys, redis_url, "--apply", "--keep", "1d", "--archived")
+    assert (code, "nothing is archived yet" in told) == (0, True)
+
+
+def test_the_command_refuses_when_a_reader_is_lost_and_says_the_way_out(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    _fill(link, 1000)
+    _group(link, "900-1")
+    _checkpoint(link, "2000-1", "lost")
+    code, told = _usher(capsys, redis_url, "--apply")
+    assert code == 1
+    assert "Nothing is cut: a reader is lost" in told
+    assert "usher trim --forget lost" in told
+    assert _length(link) == 1000
+    assert _usher(capsys, redis_url, "--forget", "nobody")[0] == 1
+    assert _usher(capsys, redis_url, "--forget", "lost")[0] == 0
+    assert _usher(capsys, redis_url, "--apply")[0] == 0
+    assert _length(link) == 200
+
+
+def test_a_key_that_is_no_stream_is_refused(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    link.call("SET", STREAM, "x")
+    code, told = _usher(capsys, redis_url)
+    assert (code, "USHER_TICKET_STREAM" in told) == (2, True)
+    assert _usher(capsys, redis_url, "--keep", "soon")[0] == 2

@@ -1,0 +1,152 @@
+"""An outbox in each database, and a streamer that turns by hand: fixtures, and what tests ask of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.keys import LogKeys
+from common.outbox.database import open_engine, sa
+from common.outbox.log_consumer import Record
+from common.outbox.store import OutboxStore
+from common.outbox.writer import LogRecord, write_all
+from common.redis_client import Link
+from common.streams import Entry
+from master.elector import Elector, Lead
+from master.streamer import Pace, Streamer
+from tests.postgres import Postgres
+
+STREAM = "log"
+LEASE_MS = 60_000
+_PACE = Pace(poll_s=0.01)
+
+
+@dataclass
+class Outbox:
+    """An outbox with its tables, and an engine for whoever plays the application."""
+
+    url: str
+    engine: sa.Engine
+    store: OutboxStore
+
+    def stage(self, *records: LogRecord) -> list[str]:
+        """In a transaction of their own."""
+        with self.engine.begin() as connection:
+            return write_all(connection, records)
+
+    def stage_many(self, count: int, tickets: int = 7) -> list[str]:
+        return self.stage(*(LogRecord(f"T{n % tickets}", "create", "ride", {"n": n}) for n in range(count)))
+
+    def scalar(self, query: str) -> Any:
+        with self.engine.connect() as connection:
+            return connection.scalar(sa.text(query))
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with self.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(sa.text(query))]
+
+    def close(self) -> None:
+        self.engine.dispose()
+        self.store.close()
+
+
+class Hand:
+    """A streamer whose turns the test makes; with its lease and its links."""
+
+    def __init__(self, url: str, redis_url: str, pace: Pace = _PACE, holder: str = "one", row_bytes: int = 2**24) -> None:
+        self.keys = LogKeys(STREAM)
+        self.lead = Lead()
+        self.elector = Elector(Link(redis_url, "test:elect"), self.keys, self.lead, holder, LEASE_MS, lambda: True)
+        self.streamer = Streamer(Link(redis_url, "test:stream"), self.keys, self.lead, OutboxStore(url, row_bytes=row_bytes), "ticket_id", pace)
+
+    def elect(self) -> int | None:
+        self.elector.run_once()
+        return self.lead.epoch
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.streamer.run_once()
+
+    def close(self) -> None:
+        self.elector._link.close()
+        self.streamer.on_end()
+
+
+@pytest.fixture
+def postgres_schema_url(postgres: Postgres) -> str:
+    """URL of an empty schema in the one database of this run."""
+    return new_schema(postgres)
+
+
+def new_schema(postgres: Postgres) -> str:
+    """URL of an empty schema: a database of its own for each test costs most of a second."""
+    name = f"test_{os.urandom(6).hex()}"
+    engine = sa.create_engine(postgres.url(), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE SCHEMA {name}"))
+    return f"{postgres.url()}&options=-csearch_path%3D{name}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def outbox_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'outbox.db'}"
+    return str(request.getfixturevalue("postgres_schema_url"))
+
+
+def made_outbox(url: str) -> Outbox:
+    store = OutboxStore(url)
+    store.migrate()
+    return Outbox(url, open_engine(url, "test"), store)
+
+
+@pytest.fixture
+def outbox(outbox_url: str) -> Iterator[Outbox]:
+    """Once in SQLite and once in PostgreSQL."""
+    made = made_outbox(outbox_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def postgres_outbox(postgres_schema_url: str) -> Iterator[Outbox]:
+    made = made_outbox(postgres_schema_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sqlite_outbox(tmp_path: Path) -> Iterator[Outbox]:
+    made = made_outbox(f"sqlite:///{tmp_path / 'outbox.db'}")
+    yield made
+    made.close()
+
+
+def entries(link: Link, stream: str = STREAM) -> list[dict[bytes, bytes]]:
+    """The fields of all entries, in order."""
+    found = [Entry(*entry) for entry in link.call("XRANGE", stream, "-", "+")]
+    return [dict(zip(entry.fields[::2], entry.fields[1::2], strict=True)) for entry in found if entry.fields]
+
+
+def uids(link: Link, stream: str = STREAM) -> list[str]:
+    return [fields[b"uid"].decode() for fields in entries(link, stream)]
+
+
+def until(condition: Any, what: str = "", patience_s: float = 30.0) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline_s, what or "it did not come true"
+        time.sleep(0.02)
+
+
+def add(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+    """A handler: counts, adds up ``n``, and keeps the uids in order."""
+    state["count"] = state.get("count", 0) + len(records)
+    state["uids"] = state.get("uids", []) + [record.uid for record in records]

@@ -1,0 +1,152 @@
+"""The outbox with real programs: killed at every step, and the rocket rides."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from common.cli import run
+from common.outbox.log_consumer import LogConsumer
+from common.redis_client import Link
+from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
+from tests.postgres import find_binaries
+from tests.process.killed_streamer import POINTS
+from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of
+
+pytestmark = pytest.mark.process
+
+_ROWS = 45
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """TMPDIR of the programs; at the end no process of it lives and nothing of theirs is left."""
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
+        yield Path(name)
+        left = processes_of(Path(name))
+        kill_all_of(Path(name))
+        assert not left
+        assert not list(Path(name).glob("usher-rides-*"))
+
+
+def _streamer(point: str, outbox: Outbox, redis_url: str, folder: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "tests.process.killed_streamer", point, outbox.url, redis_url, point]
+    return subprocess.Popen(words, cwd=ROOT, env=environ_for(folder) | {"PYTHONPATH": str(ROOT)})
+
+
+def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_twice(
+    redis_url: str, link: Link, tmp_path: Path, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """All points at once, each with an outbox and a stream of its own: first one that dies there, then one that goes on. Every other outbox is
+    in PostgreSQL, where there is one."""
+    postgres = request.getfixturevalue("postgres") if find_binaries() is not None else None
+    points = [*POINTS, "before the answer is read"]
+    outboxes, written = {}, {}
+    for at, point in enumerate(points):
+        outbox = outboxes[point] = made_outbox(new_schema(postgres) if postgres and at % 2 else f"sqlite:///{tmp_path / f'{at}.db'}")
+        written[point] = outbox.stage_many(_ROWS)
+        with outbox.engine.begin() as connection:
+            connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('refused', '', 'a', 'o')"))
+    doomed = {point: _streamer(point, outbox, redis_url, folder) for point, outbox in outboxes.items()}
+    try:
+        codes = {point: process.wait(60) for point, process in doomed.items()}
+    finally:
+        for process in doomed.values():
+            process.kill()
+            process.wait()
+    assert codes == dict.fromkeys(points, -signal.SIGKILL)
+    sent_before = {point: len(uids(link, point)) for point in points}
+    _go_on(outboxes, redis_url, link)
+    for point, outbox in outboxes.items():
+        assert outbox.store.waiting() == (0, 1), point
+        assert list(dict.fromkeys(uids(link, point))) == written[point], f"{point}: lost, or out of order"
+        with LogConsumer("all", point, outbox.engine, redis_url=redis_url, batch=7) as consumer:
+            while consumer.step(add):  # type: ignore[arg-type]
+                pass
+            assert consumer.state()[1]["uids"] == written[point], f"{point}: effective twice, or not at all"
+        outbox.close()
+    twice = {point for point in points if len(uids(link, point)) > _ROWS}
+    assert {"after they are added", "before they are removed", "in the transaction that removes them"} <= twice, "so they did die between the two"
+    assert sent_before["after the rows are read"] == sent_before["before they are added"] == 10
+    assert sent_before["after they are added"] == 20
+
+
+def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
+    """The same again without faults, in here: each is the next leader when the dead one's lease has ended."""
+    from master.settings import StreamerSettings
+    from master.streamer_wiring import StreamerProgram
+
+    programs = []
+    try:
+        for point, outbox in outboxes.items():
+            settings = StreamerSettings(outbox_url=outbox.url, ticket_stream=point, outbox_batch=10, outbox_lease_seconds=1)
+            programs.append(StreamerProgram(settings, redis_url))
+            programs[-1].start()
+        for point, outbox in outboxes.items():
+            until(lambda outbox=outbox: outbox.store.waiting()[0] == 0, f"{point}: not sent", 60)  # type: ignore[misc]
+    finally:
+        for program in programs:
+            program.stop()
+
+
+def test_rocket_rides(folder: Path) -> None:
+    """With faults on, every consumer's total is that of the source table."""
+    words = ["demo", "--rides", "--messages", "300", "--seed", "67", "--json"]  # seeds whose faults come early
+    done = subprocess.run([*USHER, *words], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stderr + done.stdout
+    _check(json.loads(done.stdout), 300)
+
+
+def test_rocket_rides_in_postgres(folder: Path, postgres_schema_url: str) -> None:
+    words = ["rides", "--rides", "200", "--sql", postgres_schema_url, "--seed", "308"]
+    done = subprocess.run([*USHER, *words, "--json"], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stderr + done.stdout
+    _check(json.loads(done.stdout), 200)
+
+
+def _check(verdict: dict[str, object], rides: int) -> None:
+    assert verdict["clean"] is True
+    assert (verdict["lost"], verdict["duplicates"]) == (0, 0)
+    assert isinstance(verdict["sent"], int)
+    assert isinstance(verdict["rolled_back"], int)
+    assert verdict["sent"] + verdict["rolled_back"] == rides
+    assert verdict["handled"] == verdict["sent"]
+    assert verdict["kills"] == 3
+    assert verdict["double_sent_batches"], "a run without faults shows nothing"
+    assert verdict["crashes"], "a run without faults shows nothing"
+    consumers = verdict["consumers"]
+    assert isinstance(consumers, list)
+    assert {(one["rides"], one["distance"]) for one in consumers} == {(verdict["sent"], verdict["distance"])}
+
+
+def test_the_command_makes_the_tables_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("master.commands.streamer.configure", lambda *given: None)  # logging belongs to the test run
+
+    def usher(*words: str) -> tuple[int, str]:
+        try:
+            code = run(["streamer", "--log-level", "error", *words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    assert "CREATE TABLE staged_log_records" in usher("--schema", "postgresql")[1]
+    code, told = usher("--outbox-url", url, "--waiting")
+    assert (code, "usher streamer --migrate" in told) == (2, True)
+    assert usher("--outbox-url", url, "--migrate") == (0, "outbox: version 1 applied\n")
+    assert usher("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
+    assert usher("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused\n")
+    assert usher("--migrate") == (2, "usher streamer: USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)\n")
+    code, told = usher("--redis-url", "redis://127.0.0.1:1")
+    assert (code, "USHER_REDIS_URL" in told) == (2, True)

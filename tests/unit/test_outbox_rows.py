@@ -1,0 +1,76 @@
+"""Rows -> messages, the .sql files, and what became of a checkpoint's entry: pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.message import LONGEST_TICKET
+from common.outbox.log_reader import Loss, judge_loss
+from common.outbox.rows import LONGEST_UID, Row, encode
+from common.outbox.sql_files import DIALECTS, newest, queries, schema, versions
+from common.stream_id import Span
+
+
+def _row(**changed: object) -> Row:
+    return Row(**({"id": 1, "uid": "u", "ticket_id": "T", "action": "a", "object": "o", "data": "{}", "size": 2} | changed))  # type: ignore[arg-type]
+
+
+def test_a_row_becomes_its_fields_in_order() -> None:
+    batch = encode([_row(id=7), _row(id=9, data=b'{"a": 1}', ticket_id=42)])
+    assert batch.ids == [7, 9]
+    assert batch.values == [b"T", b"u", b"a", b"o", b"{}", b"42", b"u", b"a", b"o", b'{"a": 1}']
+    assert batch.refused == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"ticket_id": ""}, "empty_ticket_id"),
+        ({"ticket_id": "x" * (LONGEST_TICKET + 1)}, "ticket_id_too_long"),
+        ({"uid": ""}, "empty_uid"),
+        ({"uid": "x" * (LONGEST_UID + 1)}, "uid_too_long"),
+        ({"data": None}, "row_too_large"),
+        ({"data": b"\xff"}, "data_not_utf8"),
+        ({"data": "\udcff"}, "data_not_utf8"),
+        ({"ticket_id": "\udcff"}, "ticket_id_not_utf8"),
+        ({"uid": b"\xff"}, "uid_not_utf8"),
+        ({"action": "\udcff"}, "action_not_utf8"),
+        ({"object": b"\xff"}, "object_not_utf8"),
+    ],
+)
+def test_a_row_that_can_become_no_message_has_a_reason_and_stops_no_other(changed: dict[str, object], reason: str) -> None:
+    batch = encode([_row(id=1), _row(id=2, **changed), _row(id=3)])
+    assert (batch.ids, batch.refused) == ([1, 3], [(2, reason)])
+    assert len(batch.values) == 10
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_query_is_there_for_every_dialect(dialect: str) -> None:
+    assert queries(dialect).keys() == queries("sqlite").keys()
+    for name, query in queries(dialect).items():
+        assert query.split()[0] in ("SELECT", "INSERT", "UPDATE", "DELETE"), name
+        assert ";" not in query, name
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_versions_follow_each_other_from_one(dialect: str) -> None:
+    assert list(versions(dialect)) == list(range(1, newest(dialect) + 1))
+    assert "CREATE TABLE staged_log_records" in versions(dialect)[1]
+    assert schema(dialect).startswith("--")
+
+
+@pytest.mark.parametrize(
+    ("last_id", "span", "loss"),
+    [
+        (b"5-1", None, Loss.ABOVE_END),
+        (b"5-10", Span(b"1-1", b"5-9"), Loss.ABOVE_END),
+        (b"5-1", Span(None, b"9-1"), Loss.BELOW_START),
+        (b"5-1", Span(b"5-2", b"9-1"), Loss.BELOW_START),
+        (b"5-9", Span(b"5-10", b"9-1"), Loss.BELOW_START),
+        (b"5-1", Span(b"4-1", b"9-1"), Loss.GONE),
+        (b"5-1", Span(None, b"5-1"), None),
+        (b"5-1", Span(b"1-1", b"5-1"), None),
+    ],
+)
+def test_what_became_of_a_checkpoints_entry(last_id: bytes, span: Span | None, loss: Loss | None) -> None:
+    assert judge_loss(last_id, span) is loss

@@ -1,0 +1,125 @@
+"""What may be cut: never what somebody needs, and nothing at all while somebody is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.stream_id import ZERO, Span, from_rank, rank
+from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Nothing, Refused, StreamFacts, decide, readers
+
+SPAN = Span(b"10-0", b"100-0")
+
+
+def _facts(**changed: Any) -> StreamFacts:
+    return StreamFacts(**({"span": SPAN, "groups": [], "checkpoints": [], "archived": None} | changed))
+
+
+def _group(delivered: bytes, oldest: bytes | None = None, name: str = "g") -> GroupNeeds:
+    return GroupNeeds(name, delivered, oldest)
+
+
+def _checkpoint(last_id: bytes | None, name: str = "c") -> CheckpointNeeds:
+    return CheckpointNeeds(name, last_id, 0)
+
+
+def _floor(facts: StreamFacts, **options: Any) -> bytes:
+    decision = decide(facts, **options)
+    assert isinstance(decision, Cut), decision
+    return decision.floor
+
+
+def test_a_group_keeps_what_it_has_not_read_and_what_is_pending() -> None:
+    assert _floor(_facts(groups=[_group(b"50-0")])) == b"50-0"
+    assert _floor(_facts(groups=[_group(b"50-0", b"20-0")])) == b"20-0"
+
+
+def test_the_neediest_reader_decides_and_is_named() -> None:
+    facts = _facts(groups=[_group(b"90-0"), _group(b"80-0", b"70-0", "h")], checkpoints=[_checkpoint(b"60-0")], archived=b"65-0")
+    decision = decide(facts)
+    assert isinstance(decision, Cut)
+    assert (decision.floor, decision.because.kind, decision.because.name) == (b"60-0", "checkpoint", "c")
+    assert [reader.keeps_from for reader in readers(facts)] == [b"60-0", b"65-0", b"70-0", b"90-0"]
+
+
+def test_where_a_lost_group_would_begin_again_is_kept() -> None:
+    assert _floor(_facts(groups=[_group(b"90-0")], saved=_group(b"80-0", b"70-0"))) == b"70-0"
+    assert _floor(_facts(groups=[_group(b"90-0")], saved=_group(b"80-0"))) == b"80-0"
+
+
+def test_ids_are_compared_as_numbers() -> None:
+    assert _floor(_facts(groups=[_group(b"50-10")], checkpoints=[_checkpoint(b"50-9")])) == b"50-9"
+
+
+def test_who_has_read_nothing_needs_everything() -> None:
+    for facts in (_facts(groups=[_group(ZERO)]), _facts(groups=[_group(b"90-0")], checkpoints=[_checkpoint(ZERO)])):
+        decision = decide(facts)
+        assert isinstance(decision, Nothing)
+        assert "has read nothing yet" in decision.why
+
+
+def test_nobody_reads() -> None:
+    assert isinstance(decide(_facts()), Nothing)
+    assert isinstance(decide(_facts(archived=b"50-0")), Nothing), "an archive alone is no reader"
+    assert isinstance(decide(_facts(span=None)), Nothing)
+    assert isinstance(decide(_facts(span=Span(None, b"100-0"), groups=[_group(b"100-0")])), Nothing)
+
+
+def test_an_archive_that_is_kept_counts_and_one_that_is_asked_for_must_be_there() -> None:
+    groups = [_group(b"90-0")]
+    assert _floor(_facts(groups=groups, archived=b"30-0")) == b"30-0"
+    assert _floor(_facts(groups=groups, archived=b"30-0"), archived_only=True) == b"30-0"
+    assert isinstance(decide(_facts(groups=groups), archived_only=True), Nothing)
+
+
+def test_what_is_young_is_kept() -> None:
+    assert _floor(_facts(groups=[_group(b"90-0")]), before=b"40-0") == b"40-0"
+    assert _floor(_facts(groups=[_group(b"30-0")]), before=b"40-0") == b"30-0"
+    assert isinstance(decide(_facts(groups=[_group(b"90-0")]), before=b"5-0"), Nothing)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"checkpoints": [_checkpoint(b"101-0")]}, "above the stream's last id"),
+        ({"checkpoints": [_checkpoint(b"9-0")]}, "below the first entry"),
+        ({"checkpoints": [_checkpoint(None)]}, "cannot be read"),
+        ({"lost_groups": ["h"]}, "group h is gone"),
+        ({"archived": b"101-0"}, "the archive is at 101-0"),
+    ],
+)
+def test_a_lost_reader_stops_everything(changed: dict[str, Any], told: str) -> None:
+    decision = decide(_facts(groups=[_group(b"90-0")], **changed))
+    assert isinstance(decision, Refused)
+    assert told in " ".join(decision.problems)
+
+
+_IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(1, 30), st.integers(0, 3))
+
+
+@given(
+    first=_IDS,
+    groups=st.lists(st.tuples(_IDS, st.none() | _IDS), max_size=3),
+    checkpoints=st.lists(_IDS | st.just(ZERO), max_size=3),
+    archived=st.none() | _IDS,
+)
+def test_a_cut_is_never_above_anybodys_need(
+    first: bytes, groups: list[tuple[bytes, bytes | None]], checkpoints: list[bytes], archived: bytes | None
+) -> None:
+    facts = _facts(
+        span=Span(first, b"40-0"),
+        groups=[_group(delivered, oldest) for delivered, oldest in groups],
+        checkpoints=[_checkpoint(last_id, str(at)) for at, last_id in enumerate(checkpoints)],
+        archived=archived,
+    )
+    decision = decide(facts)
+    if isinstance(decision, Cut):
+        floor = rank(decision.floor)
+        assert floor > rank(first)
+        needs = [delivered for delivered, _ in groups] + [oldest for _, oldest in groups if oldest] + checkpoints + ([archived] if archived else [])
+        assert all(floor <= rank(need) for need in needs)
+        assert floor in map(rank, needs)
+        assert from_rank(floor) == decision.floor
