@@ -83,6 +83,14 @@ CONSUMERS = pa.schema(
 )
 
 
+_SQL = {pa.string(): "string", pa.int64(): "bigint", pa.bool_(): "boolean", _FIELDS: "map<string,string>", pa.list_(pa.binary()): "array<binary>"}
+
+
+def ddl(schema: pa.Schema) -> str:
+    """The schema as Spark SQL writes it."""
+    return ", ".join(f"`{field.name}` {_SQL[field.type]}" for field in schema)
+
+
 def text(values: Sequence[bytes | None]) -> pa.Array:
     """UTF-8 texts; what is none gets replacement characters."""
     raw = pa.array(values, pa.binary())
@@ -161,5 +169,6 @@ def index_batch(stream: str, part: IndexColumns) -> pa.RecordBatch:
 
 
 def attempts_batch(stream: str, rows: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
-    counts = [int(stored) if stored.isdigit() else None for _, stored in rows]
+    words = [stored.split(b" ", 1)[0] for _, stored in rows]
+    counts = [int(word) if word.isdigit() else None for word in words]
     return pa.RecordBatch.from_arrays([_constant(stream, len(rows)), text([i for i, _ in rows]), whole(counts)], schema=ATTEMPTS)

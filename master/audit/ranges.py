@@ -31,11 +31,13 @@ def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[
     >>> cut(0, 99, [Probe(0, 10, 9), Probe(50, 10, 95)], 2)
     [(0, 29), (30, 99)]
     """
+    if parts <= 1 or not probes or probes[0].at != lowest:
+        return [(lowest, highest)]
     starts = [probe.at for probe in probes]
     ends = [*starts[1:], highest + 1]
     weights = [_weight(probe, end) for probe, end in zip(probes, ends, strict=True)]
     total = sum(weights)
-    if parts <= 1 or total <= 0 or not probes or starts[0] != lowest:
+    if total <= 0:
         return [(lowest, highest)]
     edges, passed = [], 0.0
     for start, end, weight in zip(starts, ends, weights, strict=True):

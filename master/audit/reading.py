@@ -19,7 +19,7 @@ from master.audit.bulk import BulkReader
 from master.audit.ranges import Probe, cut, points
 
 #: Entries of a part of the pending list or of a stream; records of a part of the run log.
-_PART_ENTRIES, _PART_RECORDS = 250_000, 400
+_PART_ENTRIES, PART_RECORDS = 250_000, 400
 _MOST_PARTS = 256
 _PROBES_A_PART, _MOST_PROBES = 4, 256
 _PENDING_PROBE, _ENTRY_PROBE = 100, 10
@@ -97,11 +97,6 @@ def stream_parts(reader: BulkReader, stream: str, first: bytes, last: bytes, par
         return []
     length = reader.ask("XLEN", stream)
     return _parts_of(reader, stream, head[0][0], tail[0][0], parts or min(_MOST_PARTS, -(-length // per_part)))
-
-
-def run_parts(reader: BulkReader, runs: str, parts: int = 0) -> list[tuple[bytes, bytes]]:
-    """As ``stream_parts``, for the few and heavy records of the run log."""
-    return stream_parts(reader, runs, b"-", b"+", parts, _PART_RECORDS)
 
 
 def _parts_of(reader: BulkReader, stream: str, lowest: bytes, highest: bytes, number: int) -> list[tuple[bytes, bytes]]:
@@ -236,9 +231,3 @@ def _columns_of(record: bytes) -> list[list[Any]]:
     if any(len(column) != count for column in columns) or not all(type(fence) is int for fence in given["fences"]):
         raise ValueError("the columns differ in length")
     return columns
-
-
-def attempts_of(reader: BulkReader, key: str) -> Iterator[tuple[bytes, bytes]]:
-    """(id, attempts as stored) of messages that failed or ran in a crash."""
-    for flat in reader.hash_pages(key):
-        yield from zip(flat[::2], flat[1::2], strict=True)

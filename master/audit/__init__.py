@@ -1,0 +1,2 @@
+"""The audit."""
+from __future__ import annotations
