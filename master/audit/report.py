@@ -59,7 +59,6 @@ def document(report: Report) -> dict[str, Any]:
         "unproven": list(report.unproven),
         "figures": dict(report.figures),
         "checks": list(CHECKS),
-        **({"page": report.plots["page"]} if "page" in report.plots else {}),
     }
 
 
