@@ -24,6 +24,7 @@ from common.redis_client import CommandRefused, Link, check_reachable
 from common.settings import load, options
 from master.audit.session import SparkPlace, spark_session
 from master.audit.settings import AuditSettings
+from master.commands.archive import archive, reconcile
 
 #: Below this, Spark is started for little data (``SparkPlace.small``).
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
@@ -162,3 +163,5 @@ def runs(ticket: str, as_json: bool) -> None:
         console().print(table(f"Executions of ticket {ticket}", names, [[str(value) for value in row] for row in found]))
 
 
+audit.add_command(archive)
+audit.add_command(reconcile)
