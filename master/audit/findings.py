@@ -274,7 +274,7 @@ class Limits:
     """Beyond what something is a finding. Times in milliseconds.
 
     ``owner_idle_ms``: an entry of an incarnation, living or dead; ``parked_ms``: one under ``master`` with nothing of its ticket in
-    processing; ``clocks_ms``: how far clocks of two consumers may differ.
+    processing; ``reaped_ms``: a dead incarnation with nothing pending, in the group; ``clocks_ms``: how far clocks of two consumers may differ.
     """
 
     owner_idle_ms: int = 30_000
@@ -282,6 +282,7 @@ class Limits:
     deliveries: int = 20
     attempts: int = 5
     clocks_ms: int = 1000
+    reaped_ms: int = 30_000
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,7 @@ def judge_members(members: Iterable[Member], limits: Limits) -> Iterator[tuple[s
                 yield "stranger_owns", member.pending, place
         elif member.pending and member.oldest_idle_ms > limits.owner_idle_ms:
             yield "owner_dead", member.pending, place
-        elif not member.pending and member.idle_ms > limits.owner_idle_ms:
+        elif not member.pending and member.idle_ms > limits.reaped_ms:
             yield "consumer_leaked", 1, Example(member.stream, owner=member.name, detail=f"no lease, idle for {member.idle_ms / 1000:.0f} s")
 
 

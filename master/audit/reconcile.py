@@ -117,7 +117,7 @@ def totals_of_archive(spark: Any, entries: Path, value: str, kind: str, states: 
     sums = []
     for at, state in enumerate(states):
         reached = rank(state.last_id.encode())
-        until = F.struct(F.lit(reached >> 64).alias("ms"), F.lit(reached & (1 << 64) - 1).alias("seq"))
+        until = F.struct(F.lit(reached >> 64).cast("bigint").alias("ms"), F.lit(reached & (1 << 64) - 1).cast("bigint").alias("seq"))
         sums.append(F.sum(F.when(F.struct("ms", "seq") <= until, amount)).alias(f"of{at}"))
     row = once.agg(*sums).first()
     return [Decimal(row[f"of{at}"] or 0).quantize(Decimal(1).scaleb(-_SCALE)) for at in range(len(states))]

@@ -41,4 +41,4 @@ class AuditSettings(CommonSettings):
     def limits(self) -> Limits:
         idle_s = self.audit_idle_seconds or _LEASES * self.lease_seconds
         parked_ms, clocks_ms = int(self.audit_parked_seconds * 1000), int(self.audit_clock_seconds * 1000)
-        return Limits(int(idle_s * 1000), parked_ms, self.audit_deliveries, self.max_attempts, clocks_ms)
+        return Limits(int(idle_s * 1000), parked_ms, self.audit_deliveries, self.max_attempts, clocks_ms, int(idle_s * 1000))
