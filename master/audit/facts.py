@@ -47,11 +47,11 @@ def is_capped(length: int, added: int | None, cap: int) -> bool:
     return added > length if added is not None else length >= cap > 0
 
 
-def unproven(facts: StreamFacts, known_first: bytes | None, skipped_order: int, before_known: int) -> Iterator[str]:
+def unproven(facts: StreamFacts, known_ms: int | None, skipped_order: int, before_known: int) -> Iterator[str]:
     """What cannot be said of this stream, each in one sentence.
 
-    ``known_first``: the lowest id that anybody handled; ``before_known``: entries before it; ``skipped_order``: repeats whose first
-    execution may have been cut off.
+    ``known_ms``: time of the first entry that anybody handled; ``before_known``: entries not later than that, of which nothing is known;
+    ``skipped_order``: repeats whose first execution may have been cut off.
     """
     if facts.run_first is None and facts.last_delivered != ZERO:
         yield f"{facts.stream}: the run log is empty, so nothing can be said of past executions: order, overlaps, losses (USHER_RUN_LOG_LENGTH)"
@@ -62,5 +62,6 @@ def unproven(facts: StreamFacts, known_first: bytes | None, skipped_order: int, 
         )
     if skipped_order:
         yield f"{facts.stream}: {skipped_order:,} executions may be repeats of ones that were cut off the run log; their order is not judged"
-    if before_known and known_first is not None:
-        yield f"{facts.stream}: {before_known:,} entries lie before the first one that was ever handled ({known_first.decode()}): the group may be younger"
+    if before_known:
+        since = "none ever was" if known_ms is None else f"that was added at {known_ms} ms"
+        yield f"{facts.stream}: {before_known:,} entries are not later than the first one that was handled ({since}): the group may be younger"

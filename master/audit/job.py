@@ -64,6 +64,7 @@ class Audit:
         self._kept: list[DataFrame] = []
         self.pending = pending_proof.PendingFigures()
         self.runs = run_proof.RunFigures()
+        self._reading_s = 0.0
 
     def run(self) -> Report:
         started_ns = time.time_ns()
@@ -91,7 +92,9 @@ class Audit:
         self._progress("reading the pending lists")
         can_prove_losses = any(one.run_first is not None for one in facts)
         pending = self._keep(self._read("redis_pending", entries="all" if can_prove_losses else "pending"))
+        began_s = time.monotonic()
         self.pending = pending_proof.count_pending(pending)
+        self._reading_s = time.monotonic() - began_s
         members = self._members()
         dead = []
         for check, count, example in judge_members(members, plan.limits):
@@ -99,7 +102,9 @@ class Audit:
             dead += [(example.stream, example.owner)] if check in ("owner_dead", "stranger_owns") else []
         self._progress("comparing pending lists and indexes")
         index = self._read("redis_tickets")
-        looks = [pending_proof.check_index(pending, index, dead, plan.limits)]
+        looks = [pending_proof.check_entries(pending, dead, plan.limits)]
+        if (differing := pending_proof.check_index(pending, index)) is not None:
+            looks.append(differing)
         if self.pending.longest_parked_ms > plan.limits.parked_ms:
             looks.append(pending_proof.check_parked(pending, index, plan.limits))
         if any(link.call("EXISTS", plan.keys(stream).attempts) for stream, link in self._links.items()):
@@ -187,9 +192,7 @@ class Audit:
         runs, pending = self.runs, self.pending
         sentences: list[str] = []
         for one in facts:
-            first = runs.first_known.get(one.stream)
-            known = first[2].encode() if first else None
-            sentences += unproven(one, known, runs.skipped_order.get(one.stream, 0), runs.before_known.get(one.stream, 0))
+            sentences += unproven(one, runs.first_known.get(one.stream), runs.skipped_order.get(one.stream, 0), runs.before_known.get(one.stream, 0))
         sentences += [
             f"{stream}: of {suspects:,} suspects of {name} the first {LOOKED_AT:,} were looked at again"
             for (name, stream), suspects in self._suspects.counts.items()
@@ -200,7 +203,7 @@ class Audit:
         run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
         return Report(
             run, started_ms, seconds, redacted(self._plan.url), self._plan.streams, self._plan.group, tuple(found), tuple(sentences),
-            _figures(facts, pending, runs), _plots(pending, runs),
+            _figures(facts, pending, runs) | {"reading_seconds": round(self._reading_s, 3)}, _plots(pending, runs),
         )  # fmt: skip
 
 

@@ -121,12 +121,11 @@ def _id(value: int) -> bytes:
 # ---- pending list and stream -------------------------------------------------------------------------------------------------
 
 
-def ticket_in(fields: Sequence[bytes] | None, field: bytes) -> bytes | None:
-    """The ticket id among fields, as the scripts read it; None where there is none, or one that is no ticket id."""
-    if not fields:
-        return None
-    ticket = fields[1] if fields[0] == field else first_value(fields, field)
-    return ticket if ticket and len(ticket) <= LONGEST_TICKET else None
+def tickets_in(rows: Sequence[Any], field: bytes) -> list[bytes | None]:
+    """The ticket id of each [id, fields], as the scripts read it; None where there is none, or one that is no ticket id."""
+    # The usual message begins with its ticket; this is the innermost loop of the audit.
+    found: list[bytes | None] = [row[1][1] if row[1][0] == field else first_value(row[1], field) for row in rows]
+    return [ticket if ticket and len(ticket) <= LONGEST_TICKET else None for ticket in found]
 
 
 def pending_columns(
@@ -143,15 +142,15 @@ def pending_columns(
             start = b"(" + ids[-1]
         else:
             found = _bodies_of(entries, keys.stream, ticket_field, ids)
-        tickets = [found.get(entry_id) for entry_id in ids]
-        in_stream = [entry_id in found for entry_id in ids]
+        in_stream = [True] * len(ids) if found.keys() >= set(ids) else [entry_id in found for entry_id in ids]
+        tickets = list(map(found.get, ids))
         yield PendingColumns(ids, consumers, idle, deliveries, tickets, in_stream)
         if everything and len(found) > len(ids) - in_stream.count(False):
             held = set(ids)
             yield _settled([(entry_id, ticket) for entry_id, ticket in found.items() if entry_id not in held])
     if everything:
         for rows in entries.entries(keys.stream, start, last):
-            yield _settled([(entry_id, ticket_in(fields, ticket_field)) for entry_id, fields in rows])
+            yield _settled(list(zip([row[0] for row in rows], tickets_in(rows, ticket_field), strict=True)))
 
 
 def _settled(found: list[tuple[bytes, bytes | None]]) -> PendingColumns:
@@ -163,8 +162,7 @@ def _window(reader: BulkReader, stream: str, field: bytes, start: bytes, last: b
     """Id -> ticket of every entry of a range."""
     found: dict[bytes, bytes | None] = {}
     for rows in reader.entries(stream, start, last):
-        for entry_id, fields in rows:
-            found[entry_id] = ticket_in(fields, field)
+        found.update(zip([row[0] for row in rows], tickets_in(rows, field), strict=True))
     return found
 
 
@@ -172,13 +170,12 @@ def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: list[bytes]) 
     """Id -> ticket of those of ``ids`` (ascending) that are in the stream; read as a range while that is the cheaper way."""
     found: dict[bytes, bytes | None] = {}
     for rows in reader.entries(stream, ids[0], ids[-1]):
-        for entry_id, fields in rows:
-            found[entry_id] = ticket_in(fields, field)
+        found.update(zip([row[0] for row in rows], tickets_in(rows, field), strict=True))
         if len(found) > _SPARSE * len(ids) and rows[-1][0] != ids[-1]:
             reached = rank(rows[-1][0])
             for row in reader.bodies(stream, [entry_id for entry_id in ids if rank(entry_id) > reached]):
                 if row is not None:
-                    found[row[0]] = ticket_in(row[1], field)
+                    found[row[0]] = tickets_in([row], field)[0]
             break
     return found
 

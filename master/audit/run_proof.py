@@ -35,7 +35,7 @@ class RunFigures:
     p99_ms: float | None = None
     recoveries: list[int] = field(default_factory=lambda: [0] * (len(RECOVERIES_MS) + 1))
     slowest_recovery_ms: float = 0.0
-    first_known: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # stream -> lowest (ms, seq, id) that was executed
+    first_known: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest id that anybody handled
     skipped_order: dict[str, int] = field(default_factory=dict)
     before_known: dict[str, int] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             F.sum((F.col("outcome") != "done").cast("int")).alias("unsuccessful"),
             F.sum((F.col("outcome") == CRASHED).cast("int")).alias("crashed"),
             F.percentile_approx(F.when(F.col("end_us") > 0, took), [0.5, 0.99], 1000).alias("times"),
-            F.min(F.when(F.col("id").isNotNull(), F.struct("ms", "seq", "id"))).alias("first"),
+            F.min("ms").alias("first"),
             F.sum(F.col("id").isNull().cast("int")).alias("unreadable"),
         )
         .collect()
@@ -64,7 +64,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             figures.p50_ms = max(figures.p50_ms or 0.0, row.times[0])
             figures.p99_ms = max(figures.p99_ms or 0.0, row.times[1])
         if row.first is not None:
-            figures.first_known[row.stream] = tuple(row.first)
+            figures.first_known[row.stream] = row.first
         if row.unreadable:
             bad = runs.filter(F.col("id").isNull()).select("stream", F.col("record").alias("id"), F.col("record_ms").alias("ms"))
             collect([suspect("run_unreadable", bad, "the record cannot be read")], suspects)
@@ -166,7 +166,7 @@ def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts],
 def check_losses(
     pending: DataFrame, runs: DataFrame, dead: DataFrame | None, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
 ) -> None:
-    """Read and over, but by whom? ``figures.first_known`` is the lowest id that anybody handled: below it nothing is claimed."""
+    """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
     settled = pending.filter(F.col("consumer").isNull() & F.col("ticket").isNotNull() & (F.col("ms") > floors)).select("stream", "id", "ms", "seq", "ticket")
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
@@ -179,11 +179,8 @@ def check_losses(
         found.append(suspect("dead_and_done", both, detail, owner=F.col("consumer")))
     kept = missing.persist()
     try:
-        # A stream of which nobody ever handled anything has no lowest id: all is "before".
-        known = F.struct("ms", "seq") > F.struct(
-            _per_stream({stream: first[0] for stream, first in figures.first_known.items()}, 1 << 62).alias("ms"),
-            _per_stream({stream: first[1] for stream, first in figures.first_known.items()}, 0).alias("seq"),
-        )
+        # Not those of the same millisecond either. A stream of which nobody ever handled anything has no lowest id: all is "before".
+        known = F.col("ms") > _per_stream(figures.first_known)
         for row in kept.filter(~known).groupBy("stream").count().collect():
             figures.before_known[row.stream] = row["count"]
         collect([suspect("lost", kept.filter(known), "not pending, and in no record"), *found], suspects)

@@ -180,5 +180,5 @@ class _Oracle:
         for entry_id in self._entries:
             place = rank(entry_id.encode())
             read = place <= rank(group[b"last-delivered-id"])
-            if read and place > known and place >> 64 > self._floor_ms and entry_id not in over and entry_id not in self._pending:
+            if read and place >> 64 > known >> 64 and place >> 64 > self._floor_ms and entry_id not in over and entry_id not in self._pending:
                 yield "lost", entry_id
