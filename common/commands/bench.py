@@ -34,7 +34,10 @@ class _Benches(click.Group):
         return load_command("master.commands.bench_audit:audit") if cmd_name == "audit" else super().get_command(ctx, cmd_name)
 
 
-@click.group(cls=_Benches, help="Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is touched.")
+@click.group(
+    cls=_Benches,
+    help="Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is touched.",
+)
 def bench() -> None:
     pass
 

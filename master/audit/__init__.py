@@ -1,2 +1,3 @@
 """The audit."""
+
 from __future__ import annotations

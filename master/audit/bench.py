@@ -74,7 +74,9 @@ def fill_runs(link: Link, keys: Keys, executions: int, payload: int) -> None:
     link.call("XGROUP", "SETID", keys.stream, GROUP, last)
 
 
-def measure(folder: Path, entries: int, executions: int, streams: int, payload: int, cores: list[int], environ: Mapping[str, str], memory_mib: int) -> Any:
+def measure(
+    folder: Path, entries: int, executions: int, streams: int, payload: int, cores: list[int], environ: Mapping[str, str], memory_mib: int
+) -> Any:
     """Fill once, then one audit per number of cores. Yields a document each."""
     names = [f"bench{number}" for number in range(streams)]
     with EmbeddedRedis(folder / "server", durable=False) as server:

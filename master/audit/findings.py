@@ -229,7 +229,7 @@ CHECKS: dict[str, Check] = {
             "fence_fell",
             Severity.BAD,
             "Nobody starts a message of a ticket under a lower fence after a higher one has started.",
-            "A former owner started a message after its successor had: it was paused at the worst moment, or clocks differ by more than the tolerance.",
+            "A former owner started a message after its successor had: it was paused at the worst moment, or clocks differ by more than that.",
             (_RUNS,),
             "A fenced sink has refused its effect. Look for pauses of that process; set the clocks (NTP).",
         ),
@@ -306,7 +306,8 @@ def is_incarnation(name: str) -> bool:
 def judge_members(members: Iterable[Member], limits: Limits) -> Iterator[tuple[str, int, Example]]:
     """(check, entries it is about, example) of each member that is not as it should be."""
     for member in members:
-        place = Example(member.stream, owner=member.name, detail=f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s")
+        detail = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
+        place = Example(member.stream, owner=member.name, detail=detail)
         if member.name in RESERVED or member.lives:
             continue
         if not member.in_group:
@@ -346,9 +347,7 @@ def commands(check: Check, example: Example, keys: Keys) -> list[str]:
 
 def repair(check: Check, example: Example, keys: Keys) -> str:
     """The hint with everything filled in."""
-    return check.repair.format(
-        stream=keys.stream, group=keys.group, prefix=keys.prefix, dead=keys.dead, runs=keys.runs, id=example.id, ticket=example.ticket, owner=example.owner
-    )
+    return check.repair.format(prefix=keys.prefix, runs=keys.runs, id=example.id, ticket=example.ticket, owner=example.owner)
 
 
 def in_order(found: Sequence[Found]) -> list[Found]:

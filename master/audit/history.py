@@ -57,7 +57,8 @@ def add(folder: Path, report: Report) -> Path:
 def _rows(report: Report) -> Iterator[dict[str, Any]]:
     base = {"started_ms": report.started_ms, "seconds": report.seconds, "verdict": report.verdict}
     figures = {name: report.figures.get(name) for name in (*_FIGURES, "execution_p99_ms", "slowest_recovery_ms")}
-    yield base | figures | {"stream": ",".join(report.streams), "check": "", "severity": "", "findings": sum(one.count for one in report.found), "suspects": 0}
+    total = sum(one.count for one in report.found)
+    yield base | figures | {"stream": ",".join(report.streams), "check": "", "severity": "", "findings": total, "suspects": 0}
     for one in report.found:
         yield base | {
             "stream": one.stream,
@@ -76,5 +77,6 @@ def trend(folder: Path, last: int = SHOWN_RUNS) -> tuple[list[dict[str, Any]], l
             found = pq.read_table(part / _FILE, filters=[("check", "==", "")], partitioning=None).to_pylist()
             rows += [{"run": part.name.removeprefix("run="), **row} for row in found]
         except (OSError, pa.ArrowException, KeyError) as unreadable:
-            problems.append(f"the history of run {part.name.removeprefix('run=')} cannot be read, the trend is without it: {str(unreadable).splitlines()[0]}")
+            run = part.name.removeprefix("run=")
+            problems.append(f"the history of run {run} cannot be read, the trend is without it: {str(unreadable).splitlines()[0]}")
     return rows, problems

@@ -48,7 +48,8 @@ def count_pending(pending: DataFrame) -> PendingFigures:
         .agg(F.count("*").alias("entries"), F.max("age_ms").alias("oldest"), F.max("idle_ms").alias("idle"), F.min("ms").alias("first"))
         .collect()
     )
-    figures, owners = PendingFigures(), {}
+    figures = PendingFigures()
+    owners: dict[tuple[str, str], int] = {}
     for row in rows:
         if row.consumer is None:
             figures.settled += row.entries
@@ -70,7 +71,9 @@ def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
     Both sides are first added up in buckets of ids (exclusive or of hashes, and a count), which moves no rows; only what lies in a bucket
     that differs is joined, entry by entry.
     """
-    owned = pending.filter(F.col("consumer").isNotNull()).select("stream", "id", "ms", "seq", "consumer", "idle_ms", "deliveries", "ticket", "in_stream")
+    owned = pending.filter(F.col("consumer").isNotNull()).select(
+        "stream", "id", "ms", "seq", "consumer", "idle_ms", "deliveries", "ticket", "in_stream"
+    )
     # A record that cannot be read has no id, so it is joined with nothing.
     recorded = index.select("stream", "id", F.col("ticket").alias("indexed"), "owner")
     left = _sums(owned.filter(is_incarnation(F.col("consumer"))), "consumer")
@@ -157,7 +160,11 @@ def check_tickets(pending: DataFrame, figures: PendingFigures, suspects: Suspect
     if twice:
         chosen = F.broadcast(pending.sparkSession.createDataFrame(twice, "stream string, ticket string"))
         whose = owned.filter(is_incarnation(F.col("consumer"))).join(chosen, ["stream", "ticket"])
-        first = whose.groupBy("stream", "ticket", "consumer").agg(F.min(F.struct("ms", "seq", "id")).alias("first")).orderBy("stream", "ticket", "consumer")
+        first = (
+            whose.groupBy("stream", "ticket", "consumer")
+            .agg(F.min(F.struct("ms", "seq", "id")).alias("first"))
+            .orderBy("stream", "ticket", "consumer")
+        )
         of: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for row in first.collect():
             of.setdefault((row.stream, row.ticket), []).append((row.consumer, row.first.id))

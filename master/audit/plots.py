@@ -49,7 +49,8 @@ def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> 
     if not most:
         return Bars(title, note, 0.0, [], empty)
     room = _WIDTH - _LABEL - 90
-    made = [Bar(_short(label), f"{number:,}", at * (_BAR + 6), max(1.0, room * number / most) if number else 0.0) for at, (label, number) in enumerate(rows)]
+    widths = [max(1.0, room * number / most) if number else 0.0 for _, number in rows]
+    made = [Bar(_short(label), f"{number:,}", at * (_BAR + 6), widths[at]) for at, (label, number) in enumerate(rows)]
     return Bars(title, note, len(rows) * (_BAR + 6), made, "")
 
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class Probe(NamedTuple):
-    """From rank ``at`` on, ``count`` entries lie up to rank ``last`` (the last one included); ``more``: others may follow."""
+    """From rank ``at`` on, ``found`` entries lie up to rank ``last`` (the last one included); ``more``: others may follow."""
 
     at: int
-    count: int
+    found: int
     last: int
     more: bool = True
 
@@ -39,7 +39,8 @@ def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[
     total = sum(weights)
     if total <= 0:
         return [(lowest, highest)]
-    edges, passed = [], 0.0
+    edges: list[int] = []
+    passed = 0.0
     for start, end, weight in zip(starts, ends, weights, strict=True):
         while len(edges) < parts - 1 and passed + weight >= total * (len(edges) + 1) / parts:
             share = (total * (len(edges) + 1) / parts - passed) / weight if weight else 1.0
@@ -51,8 +52,8 @@ def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[
 
 def _weight(probe: Probe, end: int) -> float:
     """Estimated number of entries from the probe's point to ``end``."""
-    if probe.count == 0 or probe.last < probe.at:
+    if probe.found == 0 or probe.last < probe.at:
         return 0.0
     if probe.last >= end:  # its entries reach beyond: they are spread over the stretch it saw
-        return probe.count * (end - probe.at) / (probe.last - probe.at + 1)
-    return probe.count * (end - probe.at) / (probe.last - probe.at + 1) if probe.more else float(probe.count)
+        return probe.found * (end - probe.at) / (probe.last - probe.at + 1)
+    return probe.found * (end - probe.at) / (probe.last - probe.at + 1) if probe.more else float(probe.found)

@@ -89,7 +89,9 @@ def pending_parts(reader: BulkReader, keys: Keys, everything: bool, parts: int =
     return [(_id(first), _id(last)) for first, last in cut(lo, hi, probes, number)]
 
 
-def stream_parts(reader: BulkReader, stream: str, first: bytes, last: bytes, parts: int = 0, per_part: int = _PART_ENTRIES) -> list[tuple[bytes, bytes]]:
+def stream_parts(
+    reader: BulkReader, stream: str, first: bytes, last: bytes, parts: int = 0, per_part: int = _PART_ENTRIES
+) -> list[tuple[bytes, bytes]]:
     """Ranges of ids (both ends included) that cover what the stream has between ``first`` and ``last``."""
     head = reader.ask("XRANGE", stream, first, last, "COUNT", 1)
     tail = reader.ask("XREVRANGE", stream, last, first, "COUNT", 1)
@@ -214,8 +216,9 @@ def run_columns(reader: BulkReader, runs: str, span: tuple[bytes, bytes]) -> Ite
             except (ValueError, KeyError, TypeError, IndexError):
                 given = [[None]] * 8
             columns.records.extend([record] * len(given[0]))
-            for column, values in zip(columns[1:], given, strict=True):
-                column.extend(values)  # type: ignore[arg-type]
+            for at, values in enumerate(given, 1):
+                column: list[Any] = columns[at]
+                column.extend(values)
         yield columns
 
 

@@ -168,7 +168,9 @@ def check_losses(
 ) -> None:
     """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
-    settled = pending.filter(F.col("consumer").isNull() & F.col("ticket").isNotNull() & (F.col("ms") > floors)).select("stream", "id", "ms", "seq", "ticket")
+    settled = pending.filter(F.col("consumer").isNull() & F.col("ticket").isNotNull() & (F.col("ms") > floors)).select(
+        "stream", "id", "ms", "seq", "ticket"
+    )
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
     missing = settled.join(done, ["stream", "id"], "left_anti")
     found: list[DataFrame] = []

@@ -22,10 +22,12 @@ def show(report: Report, page: Path | None) -> None:
     screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
     for one in in_order(report.found):
         more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
-        screen.print(f"\n[{_STYLES[one.check.severity]}]{one.check.severity.value}[/] [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
+        severity = f"[{_STYLES[one.check.severity]}]{one.check.severity.value}[/]"
+        screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
         screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
         for example in one.examples[:_SHOWN_EXAMPLES]:
-            place = " ".join(f"{what} {value}" for what, value in (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner)) if value)
+            named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
+            place = " ".join(f"{what} {value}" for what, value in named if value)
             screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
             for line in commands(one.check, example, Keys(one.stream, report.group)):
                 screen.print(f"    {_safe(line)}", style="cyan", soft_wrap=True)

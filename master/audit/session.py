@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import StartRefused
 from master.audit.java import java_home
@@ -49,7 +50,7 @@ class SparkPlace:
 
 
 @contextlib.contextmanager
-def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterator[object]:
+def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterator[Any]:
     """A SparkSession with our formats. A session that runs already (spark-submit, a notebook, tests) is used and left running.
 
     ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
@@ -94,7 +95,7 @@ def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
     environ.setdefault("SPARK_LAUNCHER_OPTS", "-Xmx128m")
 
 
-def _builder(place: SparkPlace) -> object:
+def _builder(place: SparkPlace) -> Any:
     from pyspark.sql import SparkSession
 
     quiet = place.folder / "log4j2.properties"

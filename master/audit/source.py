@@ -75,11 +75,11 @@ class _Reader(DataSourceReader):
     def connect(self, stream: str) -> BulkReader:
         return BulkReader(near(self.options["url"], stream))
 
-    def partitions(self) -> list[Part]:  # type: ignore[override]
+    def partitions(self) -> list[Part]:
         """One part per stream, unless a source knows better."""
         return [Part(stream) for stream in self.streams()] or [Part("")]
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         if not part.stream:
             return
         # Millions of small lists, none of them in a circle: looking for circles would cost as much as reading.
@@ -95,7 +95,7 @@ class _Reader(DataSourceReader):
 
 
 class _PendingReader(_Reader):
-    def partitions(self) -> list[Part]:  # type: ignore[override]
+    def partitions(self) -> list[Part]:
         parts = []
         for stream in self.streams():
             with self.connect(stream) as reader:
@@ -115,7 +115,7 @@ class _PendingReader(_Reader):
 
 
 class _StreamReader(_Reader):
-    def partitions(self) -> list[Part]:  # type: ignore[override]
+    def partitions(self) -> list[Part]:
         parts = []
         for stream in self.streams():
             with self.connect(stream) as reader:
@@ -131,7 +131,7 @@ class _StreamReader(_Reader):
 
 
 class _RunsReader(_Reader):
-    def partitions(self) -> list[Part]:  # type: ignore[override]
+    def partitions(self) -> list[Part]:
         parts = []
         for stream in self.streams():
             with self.connect(stream) as reader:

@@ -25,7 +25,9 @@ from master.audit.settings import AuditSettings
 from master.commands.looking import console, print_json, table
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-_TO = click.option("--to", "folder", type=click.Path(path_type=Path, file_okay=False), help="Folder of the archive [default: archive in USHER_AUDIT_DIR].")
+_TO = click.option(
+    "--to", "folder", type=click.Path(path_type=Path, file_okay=False), help="Folder of the archive [default: archive in USHER_AUDIT_DIR]."
+)
 
 
 @contextlib.contextmanager
@@ -74,7 +76,7 @@ def archive(folder: Path | None, as_json: bool) -> None:
 @click.option("--object", "kind", default="", help="Only messages whose field object is this.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
 @click.option("--source-url", default="", help="Database of --source-query.")
-@click.option("--source-query", default="", help="Instead of the archive: a query that answers the total, compared with consumers that are at the end.")
+@click.option("--source-query", default="", help="Instead of the archive: a query that answers the total; for consumers at the end.")
 @click.option("--apply", "do_apply", is_flag=True, help="Write the totals that should be.")
 @_TO
 @_JSON
@@ -107,7 +109,8 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
         print_json({"stream": stream, "consumers": rows})
     else:
         names = ("name", "total", "last_id", "has", "agrees", "why", "applied")
-        console().print(table("Totals as they should be", names, [[str(row[name]) if row[name] is not None else "" for name in names] for row in rows]))
+        cells = [["" if row[name] is None else str(row[name]) for name in names] for row in rows]
+        console().print(table("Totals as they should be", names, cells))
     settled = all(one.agrees or applied.get(one.name) for one in compared)
     sys.exit(0 if settled else 1)
 

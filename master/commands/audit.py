@@ -94,7 +94,7 @@ def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str]
     )
     report = Audit(spark, plan, tell).run()
     for stream in settings.streams:
-        _with_link(near(url, stream), lambda link, stream=stream: link.call("SET", Keys(stream, settings.group).audit, orjson.dumps(summary(report))))
+        _with_link(near(url, stream), lambda link, keys: link.call("SET", keys.audit, orjson.dumps(summary(report))), Keys(stream, settings.group))
     return report
 
 
@@ -104,16 +104,16 @@ def _is_small(settings: AuditSettings, url: str) -> bool:
 
     entries = records = 0
     for stream in settings.streams:
-        facts = _with_link(near(url, stream), lambda link, stream=stream: stream_facts(link, Keys(stream, settings.group), settings.run_log_length))
+        facts = _with_link(near(url, stream), lambda link, keys: stream_facts(link, keys, settings.run_log_length), Keys(stream, settings.group))
         entries += max(facts.pending, facts.length if facts.run_records else 0)
         records += facts.run_records
     return entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
 
 
-def _with_link(url: str, do: Callable[[Link], Any]) -> Any:
+def _with_link(url: str, do: Callable[[Link, Keys], Any], keys: Keys) -> Any:
     link = Link(url, "usher:audit", timeout_s=30.0)
     try:
-        return do(link)
+        return do(link, keys)
     except (RedisTrouble, CommandRefused) as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     finally:

@@ -29,7 +29,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     kept = dict(os.environ)
     try:
         with spark_session(place, os.environ) as session:
-            yield session  # type: ignore[misc]
+            yield session
     finally:
         os.environ.clear()
         os.environ.update(kept)

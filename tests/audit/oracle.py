@@ -10,7 +10,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.keys import Keys
 from common.redis_client import Link
@@ -74,7 +74,7 @@ class _Oracle:
         for ticket, record in self._index.items():
             owner, *rest = record.split()
             if len(rest) > 1:
-                found |= {entry_id: (owner, ticket) for entry_id in rest[1:]}
+                found |= dict.fromkeys(rest[1:], (owner, ticket))
         return found
 
     def _of_entries(self) -> Iterator[tuple[str, str]]:
@@ -142,7 +142,8 @@ class _Oracle:
             try:
                 told = json.loads(fields[1])
                 outcomes = told.get("outcomes") or ["done"] * len(told["ids"])
-                columns = (told["tickets"], told["ids"], told["fences"], told["start_us"], told["end_us"], [told["consumer"]] * len(told["ids"]), outcomes)
+                consumers = [told["consumer"]] * len(told["ids"])
+                columns = (told["tickets"], told["ids"], told["fences"], told["start_us"], told["end_us"], consumers, outcomes)
                 yield from itertools.starmap(Run, zip(*columns, strict=True))
             except (ValueError, KeyError):
                 self._bad_records.append(record.decode())

@@ -139,7 +139,8 @@ def _exit(words: list[str]) -> int:
 def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked(
     reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]], tmp_path: Path
 ) -> None:
-    url = _states(tmp_path / "s.db", ("right", "3-1", '{"total": 60.5}'), ("behind", "2-1", '{"total": 30.5}'), ("wrong", "4-1", '{"total": 81, "n": 4}'))
+    states = [("right", "3-1", '{"total": 60.5}'), ("behind", "2-1", '{"total": 30.5}'), ("wrong", "4-1", '{"total": 81, "n": 4}')]
+    url = _states(tmp_path / "s.db", *states)
     words = ("--states-url", url, "--value", "data.distance", "--object", "ride")
     code, found = reconcile(*words)
     assert code == 1
@@ -170,9 +171,7 @@ def test_a_query_is_compared_with_consumers_that_are_at_the_end(
     assert found["behind"]["why"] == "it is at 2-1, the stream at 4-1: compare when it is at the end"
 
 
-def test_without_an_archive_the_way_out_is_named(
-    settings: dict[str, str], link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_an_archive_the_way_out_is_named(settings: dict[str, str], link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = _states(tmp_path / "s.db")
     assert _exit(["audit", "reconcile", "--states-url", url, "--value", "data.distance"]) == 2
     assert "run `usher audit archive` first" in capsys.readouterr().err

@@ -89,7 +89,9 @@ def test_figures_count_what_was_looked_at(seeded: tuple[Report, set[oracle.Findi
     assert seeded[0].verdict == "bad"
 
 
-def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(spark: SparkSession, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
+    spark: SparkSession, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An acknowledgement between the two looks: what a running system does all the time."""
     seeder = Seeder(link, "s")
     seeder.add(("1-1", "a"), ("2-1", "b"))

@@ -37,7 +37,8 @@ def test_pending_entries_come_with_their_tickets_each_once(spark: SparkSession, 
     pending = link.call("XPENDING", "s", GROUP, "-", "+", 1000)
     assert sorted(row.id for row in rows) == sorted(entry_id.decode() for entry_id, *_ in pending)
     one = next(row for row in rows if row.id == "1-1")
-    assert (one.stream, one.group, one.ms, one.seq, one.consumer, one.deliveries, one.ticket, one.in_stream) == ("s", GROUP, 1, 1, "c1:1", 4, "T0", True)
+    assert (one.stream, one.group, one.ms, one.seq) == ("s", GROUP, 1, 1)
+    assert (one.consumer, one.deliveries, one.ticket, one.in_stream) == ("c1:1", 4, "T0", True)
     assert one.idle_ms >= 0
     assert one.age_ms > 1_600_000_000_000
 
