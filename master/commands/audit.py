@@ -22,9 +22,11 @@ from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.settings import load, options
+from master.audit.findings import CHECKS
 from master.audit.session import SparkPlace, spark_session
 from master.audit.settings import AuditSettings
 from master.commands.archive import archive, reconcile
+from master.commands.looking import console, print_json, table
 
 #: Below this, Spark is started for little data (``SparkPlace.small``).
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
@@ -35,8 +37,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
     invoke_without_command=True,
     help="""Audit the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
 
-    Every check is described in the README. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The page with plots and the
-    history lie in USHER_AUDIT_DIR.""",
+    `usher audit checks` lists what is looked for. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The page with plots
+    and the history lie in USHER_AUDIT_DIR.""",
 )
 @_JSON
 @click.option("--schedule", is_flag=True, help="Audit again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped.")
@@ -137,13 +139,23 @@ def _schedule(every_s: float) -> None:
         time.sleep(max(1.0, every_s - (time.monotonic() - began_s)))
 
 
+@audit.command(help="What an audit looks for: each finding's name, its rule, and what it means when it does not hold.")
+@_JSON
+def checks(as_json: bool) -> None:
+    rows = [(one.name, one.severity.value, one.rule, one.means) for one in CHECKS.values()]
+    names = ("finding", "severity", "rule", "means")
+    if as_json:
+        print_json({"checks": [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        console().print(table("Findings", names, rows))
+
+
 @audit.command(help="Executions of one ticket in the run log, oldest record first. Needs no Spark.")
 @click.option("--ticket", required=True, help="The ticket's id.")
 @_JSON
 def runs(ticket: str, as_json: bool) -> None:
     from master.audit.bulk import BulkReader, Interrupted
     from master.audit.reading import run_columns
-    from master.commands.looking import console, print_json, table
 
     settings: AuditSettings = click.get_current_context().obj
     url = resolve_redis_url(settings)

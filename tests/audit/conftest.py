@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 #: What the tests' environment has to have.
 _NEEDED = ("pyspark", "pyarrow", "pandas")
 
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Starting Java takes its time on a busy machine; what takes minutes runs only when asked for: ``pytest -m slow tests/audit``."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(300))
+            if item.get_closest_marker("slow") and "slow" not in config.getoption("markexpr", ""):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest -m slow tests/audit"))
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
