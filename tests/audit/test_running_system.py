@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,4 +66,6 @@ def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, r
     assert reports[-1].figures["pending"] == 0
     assert reports[-1].figures["executions"] >= reports[-1].figures["settled"] == len(producer.accepted) > 0
     assert audits < 10 or suspects, "the second look had nothing to drop: there was no load"
-    print(f"{len(producer.accepted)} messages, pending at the audits: {[report.figures['pending'] for report in reports]}, suspects {suspects}")
+    sys.stdout.write(
+        f"{len(producer.accepted)} messages, pending at the audits: {[report.figures['pending'] for report in reports]}, suspects {suspects}"
+    )

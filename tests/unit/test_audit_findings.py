@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,7 +128,7 @@ def test_parts_cover_everything_once_whatever_the_probes_say(at: list[int], part
     assert len(ranges) <= parts
     assert (ranges[0][0], ranges[-1][1]) == (lowest, highest)
     assert all(first <= last for first, last in ranges)
-    assert all(earlier[1] + 1 == later[0] for earlier, later in zip(ranges, ranges[1:], strict=False))
+    assert all(earlier[1] + 1 == later[0] for earlier, later in itertools.pairwise(ranges))
 
 
 def test_a_burst_is_cut_into_parts_too() -> None:
