@@ -8,6 +8,7 @@ at most a few thousand suspects.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
@@ -69,12 +70,14 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
         return
     place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _prepare(place, environ)
+    log = place.folder / "spark.log"
     try:
-        spark = _builder(place).getOrCreate()
+        with _stderr_to(log):
+            spark = _builder(place).getOrCreate()
     except (PySparkException, OSError) as failed:
-        raise StartRefused(f"Spark does not start on {place.master}: {str(failed).splitlines()[0]}") from failed
+        raise StartRefused(f"Spark does not start on {place.master} ({log}): {str(failed).splitlines()[0]}") from failed
     except Exception as failed:  # py4j's own, of a Java that ended: their text is a Java stack
-        raise StartRefused(f"Spark does not start on {place.master}: {str(failed).strip().splitlines()[-1][:300]}") from failed
+        raise StartRefused(f"Spark does not start on {place.master} ({log}): {str(failed).strip().splitlines()[-1][:300]}") from failed
     try:
         spark.sparkContext.setLogLevel("OFF")
         source.register(spark)
@@ -82,6 +85,20 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
     finally:
         spark.stop()
         _end_java()
+
+
+@contextlib.contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """What starts in here writes to ``log``, for all its life: Java and Spark greet everybody with warnings that say nothing."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
@@ -116,6 +133,7 @@ def _builder(place: SparkPlace) -> Any:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.shuffle.partitions": "16",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",  # what is kept goes to disk; pressing it costs more than writing it
         "spark.python.worker.reuse": "true",
         "spark.task.maxFailures": "2",
     }

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,17 @@ _TO = click.option(
 
 
 @contextlib.contextmanager
+def telling(first: str) -> Iterator[Callable[[str], None]]:
+    """A line on the terminal that says what goes on; on a copy of stderr, because Spark's start borrows stderr itself."""
+    with os.fdopen(os.dup(2), "w") as terminal, Console(file=terminal).status(first, spinner="dots") as status:
+        yield status.update
+
+
+@contextlib.contextmanager
 def _spark(settings: AuditSettings) -> Iterator[Any]:
     place = SparkPlace(settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files)
-    with Console(stderr=True).status(f"starting Spark on {place.master}", spinner="dots") as status, spark_session(place, os.environ) as spark:
-        yield spark, status.update
+    with telling(f"starting Spark on {place.master}") as tell, spark_session(place, os.environ) as spark:
+        yield spark, tell
 
 
 @click.command(

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import orjson
-from rich.console import Console
 
 from common.commands.supervision import command_line
 from common.embedded import resolve_redis_url
@@ -25,7 +24,7 @@ from common.settings import load, options
 from master.audit.findings import CHECKS
 from master.audit.session import SparkPlace, spark_session
 from master.audit.settings import AuditSettings
-from master.commands.archive import archive, reconcile
+from master.commands.archive import archive, reconcile, telling
 from master.commands.looking import console, print_json, table
 
 #: Below this, Spark is started for little data (``SparkPlace.small``).
@@ -58,9 +57,8 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     """One audit. The exit code."""
     url = resolve_redis_url(settings)
     check_reachable(url)
-    with Console(stderr=True).status("looking at Redis", spinner="dots") as status:
+    with telling("looking at Redis") as tell:
         place = dataclasses.replace(place_of(settings), small=_is_small(settings, url))
-        tell: Callable[[str], None] = status.update
         tell(f"starting Spark on {place.master}")
         with spark_session(place, os.environ) as spark:
             report = _audited(spark, settings, url, tell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,15 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     assert "{{7*7}}" in page
     assert not re.search(r"https?://|src=|href=|@import|url\(", page), "nothing is asked of anybody"
     assert page.count("<svg") == 3, "ages, owners, tickets"
+
+
+def test_without_pyspark_the_way_out_is_named(
+    settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.errors", None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert usher("audit") == 2
+    assert "which is not installed: pip install 'usher-streams[audit]'" in capsys.readouterr().err
 
 
 def test_what_cannot_be_audited_is_exit_code_2(spark: SparkSession, settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]) -> None:
