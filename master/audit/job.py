@@ -91,7 +91,7 @@ class Audit:
         plan, suspects = self._plan, self._suspects
         self._progress("reading the pending lists")
         can_prove_losses = any(one.run_first is not None for one in facts)
-        pending = self._keep(self._read("redis_pending", entries="all" if can_prove_losses else "pending"))
+        pending = self._keep(self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group"))
         began_s = time.monotonic()
         self.pending = pending_proof.count_pending(pending)
         self._reading_s = time.monotonic() - began_s

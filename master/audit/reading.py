@@ -144,8 +144,10 @@ def pending_columns(
             start = b"(" + ids[-1]
         else:
             found = _bodies_of(entries, keys.stream, ticket_field, ids)
-        in_stream = [True] * len(ids) if found.keys() >= set(ids) else [entry_id in found for entry_id in ids]
-        tickets = list(map(found.get, ids))
+        if len(found) == len(ids) and list(found) == ids:  # the usual case in a busy stream: all that lies in between is pending
+            in_stream, tickets = [True] * len(ids), list(found.values())
+        else:
+            in_stream, tickets = [entry_id in found for entry_id in ids], list(map(found.get, ids))
         yield PendingColumns(ids, consumers, idle, deliveries, tickets, in_stream)
         if everything and len(found) > len(ids) - in_stream.count(False):
             held = set(ids)
