@@ -123,6 +123,16 @@ class Keys:
         """Stream, capped: the run log, one entry per batch. Written by ack, charge and note_crash."""
         return self.prefix + "runs"
 
+    @property
+    def audit(self) -> str:
+        """String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and metrics."""
+        return self.prefix + "audit"
+
+    @property
+    def archived(self) -> str:
+        """Hash: ``entries`` and ``runs`` -> the last id that is in the archive. Written by the archive, read by whoever trims."""
+        return self.prefix + "archived"
+
     def lease(self, incarnation: str) -> str:
         """String with PX: ``live``, ``draining`` or ``revoked``. Written by register, extended by renew."""
         return f"{self.prefix}lease:{incarnation}"

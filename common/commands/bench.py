@@ -17,6 +17,7 @@ from common.bench import hot as measure_hot
 from common.bench import machine, measures
 from common.bench import router as router_bench
 from common.bench.rig import BenchFailed
+from common.cli import load_command
 
 _RUNS = click.option("--runs", type=click.IntRange(1, 50), default=3, show_default=True, help="Runs; the headline figures are medians.")
 _TICKETS = click.option("--tickets", type=click.IntRange(min=1), default=10_000, show_default=True, help="Different tickets (Zipf 1.0, seeded).")
@@ -26,7 +27,20 @@ _VOLATILE = click.option("--no-aof", is_flag=True, help="Without append-only fil
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-@click.group(help="Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is touched.")
+class _Benches(click.Group):
+    """The measures, and that of the audit, which is the master's and imported when called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "audit"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return load_command("master.commands.bench_audit:audit") if cmd_name == "audit" else super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=_Benches,
+    help="Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is touched.",
+)
 def bench() -> None:
     pass
 

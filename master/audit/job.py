@@ -1,0 +1,244 @@
+"""One audit: read, judge, look again, report.
+
+The order of reading is what makes it hold on a running system: facts of each stream, pending list (with the entries, window by window), index,
+attempts, then the run log, then dead letters. An entry that was over before the pending list was read is in the run log by then; everything
+that moved in between is a suspect, and the second look asks for each of those at one moment (``snapshot``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from common.endpoints import near
+from common.errors import RedisTrouble, StartRefused
+from common.keys import Keys
+from common.log import redacted
+from common.redis_client import CommandRefused, Link
+from master.audit import pending_proof, run_proof, snapshot
+from master.audit.bulk import BulkReader, Interrupted
+from master.audit.facts import StreamFacts, unproven
+from master.audit.findings import CHECKS, Example, Found, Limits, Member, judge_members
+from master.audit.report import Report
+from master.audit.suspects import LOOKED_AT, SHOWN, Suspects
+
+#: Judged by ``judge_members``, again as a whole at the second look.
+_OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
+#: Facts of the past: the log that they are in does not change.
+_OF_THE_LOG = ("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable", "dead_and_done")
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """What to audit. ``settle_s``: wait before the second look, so that what is under way has ended; ``run_log_length``: as the consumers
+    have it, to know on old Redis whether the log was capped."""
+
+    url: str
+    streams: tuple[str, ...]
+    group: str
+    ticket_field: str
+    limits: Limits
+    settle_s: float
+    run_log_length: int
+
+    def keys(self, stream: str) -> Keys:
+        return Keys(stream, self.group)
+
+
+class Audit:
+    """``Audit(spark, plan).run()``. Raises StartRefused when it could not be done to the end: nothing is said then."""
+
+    def __init__(self, spark: SparkSession, plan: AuditPlan, progress: Callable[[str], None] = lambda _: None) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._progress = progress
+        self._suspects = Suspects()
+        self._links = {stream: Link(near(plan.url, stream), "usher:audit", timeout_s=30.0) for stream in plan.streams}
+        self._kept: list[DataFrame] = []
+        self.pending = pending_proof.PendingFigures()
+        self.runs = run_proof.RunFigures()
+        self._reading_s = 0.0
+
+    def run(self) -> Report:
+        started_ns = time.time_ns()
+        try:
+            facts = [snapshot.stream_facts(link, self._plan.keys(stream), self._plan.run_log_length) for stream, link in self._links.items()]
+            self._first_look(facts)
+            self._progress("looking at the suspects again")
+            found = self._second_look()
+            facts = [self._floor_now(one) for one in facts]
+            return self._report(started_ns, facts, found)
+        except (RedisTrouble, CommandRefused, Interrupted) as trouble:
+            raise StartRefused(f"the audit was not finished, so it says nothing: {trouble}") from trouble
+        except PySparkException as failed:
+            raise StartRefused(f"the audit was not finished, so it says nothing: {_cause(failed)}") from failed
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
+            for link in self._links.values():
+                link.close()
+
+    # ---- first look ----------------------------------------------------------------------------------------------------------
+
+    def _first_look(self, facts: Sequence[StreamFacts]) -> None:
+        plan, suspects = self._plan, self._suspects
+        self._progress("reading the pending lists")
+        can_prove_losses = any(one.run_first is not None for one in facts)
+        pending = self._keep(self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group"))
+        began_s = time.monotonic()
+        self.pending = pending_proof.count_pending(pending)
+        self._reading_s = time.monotonic() - began_s
+        members = self._members()
+        dead = []
+        for check, count, example in judge_members(members, plan.limits):
+            suspects.add(check, example.stream, count, [example])
+            dead += [(example.stream, example.owner)] if check in ("owner_dead", "stranger_owns") else []
+        self._progress("comparing pending lists and indexes")
+        index = self._read("redis_tickets")
+        looks = [pending_proof.check_entries(pending, dead, plan.limits)]
+        if (differing := pending_proof.check_index(pending, index)) is not None:
+            looks.append(differing)
+        if self.pending.longest_parked_ms > plan.limits.parked_ms:
+            looks.append(pending_proof.check_parked(pending, index, plan.limits))
+        if any(link.call("EXISTS", plan.keys(stream).attempts) for stream, link in self._links.items()):
+            looks.append(pending_proof.check_attempts(self._read("redis_attempts"), pending, plan.limits))
+        pending_proof.collect(looks, suspects)
+        pending_proof.check_tickets(pending, self.pending, suspects)
+        if can_prove_losses:
+            self._progress("proving the run log")
+            self._prove_runs(pending, facts)
+
+    def _prove_runs(self, pending: DataFrame, facts: Sequence[StreamFacts]) -> None:
+        runs = self._keep(self._read("redis_runs"))
+        self.runs = run_proof.count_runs(runs, self._suspects)
+        facts = [self._floor_now(one) for one in facts]
+        run_proof.check_runs(runs, facts, self._plan.limits, self.runs, self._suspects)
+        for stream, first in self.pending.first_pending.items():
+            self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
+        run_proof.check_losses(pending, runs, self._dead_letters(facts), facts, self.runs, self._suspects)
+
+    def _floor_now(self, facts: StreamFacts) -> StreamFacts:
+        """The facts with the run log's beginning as it is now: it may have been cut while it was read."""
+        now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
+        return StreamFacts(**{**vars(facts), "run_first": now.run_first or facts.run_first, "run_capped": now.run_capped})
+
+    def _dead_letters(self, facts: Sequence[StreamFacts]) -> DataFrame | None:
+        frames = []
+        for one in facts:
+            if self._links[one.stream].call("XLEN", one.keys.dead):
+                letters = self._read("redis_stream", stream=one.stream, key=one.keys.dead)
+                names = {"id": "usher-id", "ticket": "usher-ticket", "reason": "usher-reason"}
+                frames.append(letters.select("stream", F.col("id").alias("letter"), *(F.col("fields")[name].alias(to) for to, name in names.items())))
+        return None if not frames else frames[0] if len(frames) == 1 else _union(frames)
+
+    # ---- second look ---------------------------------------------------------------------------------------------------------
+
+    def _second_look(self) -> list[Found]:
+        if self._suspects.counts:
+            time.sleep(self._plan.settle_s)
+        again = {(check, one.stream, one.owner): (count, one) for check, count, one in judge_members(self._members_if_needed(), self._plan.limits)}
+        found = []
+        for (name, stream), suspects in self._suspects.counts.items():
+            examples = self._suspects.named[name, stream]
+            if name in _OF_MEMBERS:
+                still = [again[name, stream, one.owner] for one in examples if (name, stream, one.owner) in again]
+                count, examples = sum(number for number, _ in still), [one for _, one in still]
+            elif name in _OF_THE_LOG:
+                count = suspects
+            else:
+                examples = self._confirmed(name, stream, examples[:LOOKED_AT])
+                # All of those looked at hold: then so do the others, of which there are too many to ask for each.
+                count = suspects if len(examples) == LOOKED_AT else len(examples)
+            if count:
+                found.append(Found(CHECKS[name], stream, count, suspects, tuple(examples[:SHOWN])))
+        return found
+
+    def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
+        link, keys, limits = self._links[stream], self._plan.keys(stream), self._plan.limits
+        return [one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)]
+
+    # ---- reading -------------------------------------------------------------------------------------------------------------
+
+    def _read(self, source: str, **options: str) -> DataFrame:
+        plan = self._plan
+        given = {"url": plan.url, "stream": ",".join(plan.streams), "group": plan.group, "ticket_field": plan.ticket_field, **options}
+        return self._spark.read.format(source).options(**given).load()
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        """On disk: what was read once is looked at several times, and memory must not follow it."""
+        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return frame
+
+    def _members(self) -> list[Member]:
+        found = []
+        for stream in self._plan.streams:
+            with BulkReader(near(self._plan.url, stream)) as reader:
+                found += snapshot.members(reader, self._plan.keys(stream))
+        return found
+
+    def _members_if_needed(self) -> list[Member]:
+        return self._members() if any(name in _OF_MEMBERS for name, _ in self._suspects.counts) else []
+
+    # ---- report --------------------------------------------------------------------------------------------------------------
+
+    def _report(self, started_ns: int, facts: Sequence[StreamFacts], found: list[Found]) -> Report:
+        runs, pending = self.runs, self.pending
+        sentences: list[str] = []
+        for one in facts:
+            sentences += unproven(one, runs.first_known.get(one.stream), runs.skipped_order.get(one.stream, 0), runs.before_known.get(one.stream, 0))
+        sentences += [
+            f"{stream}: of {suspects:,} suspects of {name} the first {LOOKED_AT:,} were looked at again"
+            for (name, stream), suspects in self._suspects.counts.items()
+            if suspects > LOOKED_AT and name not in (*_OF_THE_LOG, *_OF_MEMBERS)
+        ]
+        seconds = round((time.time_ns() - started_ns) / 1e9, 3)
+        started_ms = started_ns // 1_000_000
+        run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
+        return Report(
+            run, started_ms, seconds, redacted(self._plan.url), self._plan.streams, self._plan.group, tuple(found), tuple(sentences),
+            _figures(facts, pending, runs) | {"reading_seconds": round(self._reading_s, 3)}, _plots(pending, runs),
+        )  # fmt: skip
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame)
+    return whole
+
+
+def _cause(failed: PySparkException) -> str:
+    """The line that says what went wrong, out of a stack of Java and Python."""
+    lines = [line.strip() for line in (failed.getMessage() or "").splitlines() if line.strip()]
+    told = [line for line in lines if "Interrupted:" in line or "UsherError" in line]
+    return (told[-1].split("Interrupted: ")[-1] if told else lines[0] if lines else type(failed).__name__)[:500]
+
+
+def _figures(facts: Sequence[StreamFacts], pending: pending_proof.PendingFigures, runs: run_proof.RunFigures) -> dict[str, Any]:
+    return {
+        "entries": sum(one.length for one in facts),
+        "pending": pending.pending,
+        "settled": pending.settled,
+        "tickets_pending": pending.tickets,
+        "oldest_age_ms": pending.oldest_age_ms,
+        "dead_letters": sum(one.dead_letters for one in facts),
+        "executions": runs.executions,
+        "unsuccessful": runs.unsuccessful,
+        "crashed": runs.crashed,
+        "repeated": runs.repeated,
+        "execution_p50_ms": runs.p50_ms,
+        "execution_p99_ms": runs.p99_ms,
+        "slowest_recovery_ms": runs.slowest_recovery_ms,
+        "run_records": sum(one.run_records for one in facts),
+    }
+
+
+def _plots(pending: pending_proof.PendingFigures, runs: run_proof.RunFigures) -> Mapping[str, Any]:
+    return {"ages": pending.ages, "owners": pending.owners, "tickets": pending.top_tickets, "recoveries": runs.recoveries}

@@ -1,0 +1,235 @@
+"""What the audit reads from Redis, as columns of plain values: used by the Spark data sources in parts, and by ``oracle`` in one piece.
+
+Order of reading matters on a running system. Within one window of ids the pending list is read *before* the entries: what was
+acknowledged before the first look has its record in the run log, which is read last of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from common.keys import Keys
+from common.message import LONGEST_TICKET, first_value
+from common.stream_id import rank
+from common.streams import pairs, parse_record
+from master.audit.bulk import BulkReader
+from master.audit.ranges import Probe, cut, points
+
+#: Entries of a part of the pending list or of a stream; records of a part of the run log.
+_PART_ENTRIES, PART_RECORDS = 250_000, 400
+_MOST_PARTS = 256
+_PROBES_A_PART, _MOST_PROBES = 4, 256
+_PENDING_PROBE, _ENTRY_PROBE = 100, 10
+#: Reading a stretch of the stream that is longer than this many times the pending entries in it costs more than asking one by one.
+_SPARSE = 3
+
+
+class PendingColumns(NamedTuple):
+    """Equally long columns. Of an entry that is not pending (any more) consumer, idle and deliveries are None. ``in_stream`` False: its
+    body is gone. ``tickets``: None where it has none or an unfit one."""
+
+    ids: list[bytes]
+    consumers: list[bytes | None]
+    idle_ms: list[int | None]
+    deliveries: list[int | None]
+    tickets: list[bytes | None]
+    in_stream: list[bool]
+
+
+class RunColumns(NamedTuple):
+    """Equally long columns of executions; of a record that cannot be read there is one row, with ``ids`` None."""
+
+    records: list[bytes]
+    consumers: list[str | None]
+    tickets: list[str | None]
+    ids: list[str | None]
+    fences: list[int | None]
+    attempts: list[int | None]
+    starts: list[int | None]
+    ends: list[int | None]
+    outcomes: list[str | None]
+
+
+class IndexColumns(NamedTuple):
+    """A row per id in the index; of a record that cannot be read one row, with ``ids`` None."""
+
+    tickets: list[bytes]
+    owners: list[bytes | None]
+    fences: list[int | None]
+    ids: list[bytes | None]
+
+
+# ---- parts -------------------------------------------------------------------------------------------------------------------
+
+
+def pending_parts(reader: BulkReader, keys: Keys, everything: bool, parts: int = 0) -> list[tuple[bytes, bytes]]:
+    """Ranges of ids (both ends included) of about equal work. ``everything``: from the stream's first entry to the last one the group has
+    read; else what is pending."""
+    count, lowest, highest, _ = reader.ask("XPENDING", keys.stream, keys.group)
+    if everything:
+        facts = next(row for row in map(pairs, reader.ask("XINFO", "GROUPS", keys.stream)) if row[b"name"] == keys.group.encode())
+        stream = pairs(reader.ask("XINFO", "STREAM", keys.stream))
+        first = stream[b"first-entry"]
+        ends = [entry_id for entry_id in (lowest, first[0] if first else None) if entry_id]
+        if not ends:
+            return []
+        lowest, highest = min(ends, key=rank), max((facts[b"last-delivered-id"], *([highest] if highest else [])), key=rank)
+        return _parts_of(reader, keys.stream, lowest, highest, parts or _number(stream[b"length"]))
+    if not count:
+        return []
+    number = parts or _number(count)
+    lo, hi = rank(lowest), rank(highest)
+    probes = []
+    for at in points(lo, hi, min(_MOST_PROBES, _PROBES_A_PART * number) if number > 1 else 1):
+        rows = reader.ask("XPENDING", keys.stream, keys.group, _id(at), highest, _PENDING_PROBE)
+        probes.append(Probe(at, len(rows), rank(rows[-1][0]) if rows else 0, len(rows) == _PENDING_PROBE))
+    return [(_id(first), _id(last)) for first, last in cut(lo, hi, probes, number)]
+
+
+def stream_parts(
+    reader: BulkReader, stream: str, first: bytes, last: bytes, parts: int = 0, per_part: int = _PART_ENTRIES
+) -> list[tuple[bytes, bytes]]:
+    """Ranges of ids (both ends included) that cover what the stream has between ``first`` and ``last``."""
+    head = reader.ask("XRANGE", stream, first, last, "COUNT", 1)
+    tail = reader.ask("XREVRANGE", stream, last, first, "COUNT", 1)
+    if not head or not tail:
+        return []
+    length = reader.ask("XLEN", stream)
+    return _parts_of(reader, stream, head[0][0], tail[0][0], parts or min(_MOST_PARTS, -(-length // per_part)))
+
+
+def _parts_of(reader: BulkReader, stream: str, lowest: bytes, highest: bytes, number: int) -> list[tuple[bytes, bytes]]:
+    lo, hi = rank(lowest), rank(highest)
+    if hi < lo:
+        return []
+    probes = []
+    for at in points(lo, hi, min(_MOST_PROBES, _PROBES_A_PART * number)) if number > 1 else []:
+        rows = reader.ask("XRANGE", stream, _id(at), highest, "COUNT", _ENTRY_PROBE)
+        probes.append(Probe(at, len(rows), rank(rows[-1][0]) if rows else 0, len(rows) == _ENTRY_PROBE))
+    return [(_id(first), _id(last)) for first, last in cut(lo, hi, probes, number)]
+
+
+def _number(entries: int) -> int:
+    return max(1, min(_MOST_PARTS, -(-entries // _PART_ENTRIES)))
+
+
+def _id(value: int) -> bytes:
+    return b"%d-%d" % (value >> 64, value & (1 << 64) - 1)
+
+
+# ---- pending list and stream -------------------------------------------------------------------------------------------------
+
+
+def tickets_in(rows: Sequence[Any], field: bytes) -> list[bytes | None]:
+    """The ticket id of each [id, fields], as the scripts read it; None where there is none, or one that is no ticket id."""
+    # The usual message begins with its ticket; this is the innermost loop of the audit.
+    found: list[bytes | None] = [row[1][1] if row[1][0] == field else first_value(row[1], field) for row in rows]
+    return [ticket if ticket and len(ticket) <= LONGEST_TICKET else None for ticket in found]
+
+
+def pending_columns(
+    pending: BulkReader, entries: BulkReader, keys: Keys, ticket_field: bytes, span: tuple[bytes, bytes], everything: bool
+) -> Iterator[PendingColumns]:
+    """The pending entries of a range with what the stream has of them, page by page in id order; with ``everything`` also the entries
+    that are not pending."""
+    first, last = span
+    start = first
+    for rows in pending.pending(keys.stream, keys.group, first, last):
+        ids, consumers, idle, deliveries = map(list, zip(*rows, strict=True))
+        if everything:
+            found = _window(entries, keys.stream, ticket_field, start, ids[-1])
+            start = b"(" + ids[-1]
+        else:
+            found = _bodies_of(entries, keys.stream, ticket_field, ids)
+        if len(found) == len(ids) and list(found) == ids:  # the usual case in a busy stream: all that lies in between is pending
+            in_stream, tickets = [True] * len(ids), list(found.values())
+        else:
+            in_stream, tickets = [entry_id in found for entry_id in ids], list(map(found.get, ids))
+        yield PendingColumns(ids, consumers, idle, deliveries, tickets, in_stream)
+        if everything and len(found) > len(ids) - in_stream.count(False):
+            held = set(ids)
+            yield _settled([(entry_id, ticket) for entry_id, ticket in found.items() if entry_id not in held])
+    if everything:
+        for rows in entries.entries(keys.stream, start, last):
+            yield _settled(list(zip([row[0] for row in rows], tickets_in(rows, ticket_field), strict=True)))
+
+
+def _settled(found: list[tuple[bytes, bytes | None]]) -> PendingColumns:
+    nothing: list[Any] = [None] * len(found)
+    return PendingColumns([i for i, _ in found], nothing, nothing, nothing, [ticket for _, ticket in found], [True] * len(found))
+
+
+def _window(reader: BulkReader, stream: str, field: bytes, start: bytes, last: bytes) -> dict[bytes, bytes | None]:
+    """Id -> ticket of every entry of a range."""
+    found: dict[bytes, bytes | None] = {}
+    for rows in reader.entries(stream, start, last):
+        found.update(zip([row[0] for row in rows], tickets_in(rows, field), strict=True))
+    return found
+
+
+def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: list[bytes]) -> dict[bytes, bytes | None]:
+    """Id -> ticket of those of ``ids`` (ascending) that are in the stream; read as a range while that is the cheaper way."""
+    found: dict[bytes, bytes | None] = {}
+    for rows in reader.entries(stream, ids[0], ids[-1]):
+        found.update(zip([row[0] for row in rows], tickets_in(rows, field), strict=True))
+        if len(found) > _SPARSE * len(ids) and rows[-1][0] != ids[-1]:
+            reached = rank(rows[-1][0])
+            for row in reader.bodies(stream, [entry_id for entry_id in ids if rank(entry_id) > reached]):
+                if row is not None:
+                    found[row[0]] = tickets_in([row], field)[0]
+            break
+    return found
+
+
+# ---- index, run log, members -------------------------------------------------------------------------------------------------
+
+
+def index_columns(reader: BulkReader, tickets: str) -> Iterator[IndexColumns]:
+    """The tickets index, one row per id in processing."""
+    for flat in reader.hash_pages(tickets):
+        columns = IndexColumns([], [], [], [])
+        for at in range(0, len(flat), 2):
+            try:
+                owner, fence, ids = parse_record(flat[at + 1])
+            except ValueError:
+                _add(columns, flat[at], None, None, [None])
+            else:
+                _add(columns, flat[at], owner, fence, ids)
+        yield columns
+
+
+def _add(columns: IndexColumns, ticket: bytes, owner: bytes | None, fence: int | None, ids: Sequence[bytes | None]) -> None:
+    columns.tickets.extend([ticket] * len(ids))
+    columns.owners.extend([owner] * len(ids))
+    columns.fences.extend([fence] * len(ids))
+    columns.ids.extend(ids)
+
+
+def run_columns(reader: BulkReader, runs: str, span: tuple[bytes, bytes]) -> Iterator[RunColumns]:
+    """Executions of the run log, a page of records at a time."""
+    for rows in reader.entries(runs, *span):
+        columns = RunColumns([], [], [], [], [], [], [], [], [])
+        for record, fields in rows:
+            try:
+                given = _columns_of(fields[1])
+            except (ValueError, KeyError, TypeError, IndexError):
+                given = [[None]] * 8
+            columns.records.extend([record] * len(given[0]))
+            for at, values in enumerate(given, 1):
+                column: list[Any] = columns[at]
+                column.extend(values)
+        yield columns
+
+
+def _columns_of(record: bytes) -> list[list[Any]]:
+    """The columns of a record in the order of ``RunColumns``. ``outcomes`` is left out of a record when every execution was done."""
+    given = orjson.loads(record)
+    count = len(given["ids"])
+    columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
+    columns = [[given["consumer"]] * count, *columns, given.get("outcomes") or ["done"] * count]
+    if any(len(column) != count for column in columns) or not all(type(fence) is int for fence in given["fences"]):
+        raise ValueError("the columns differ in length")
+    return columns

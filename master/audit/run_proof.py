@@ -1,0 +1,197 @@
+"""The checks of the run log, in Spark: overlaps, order, fences, losses. Names and rules: ``findings``.
+
+One sort per ticket carries them all: executions in the order of (fence, start). Fences come from one clock, Redis'; starts and ends come from
+the clocks of consumers and are compared strictly under one fence only, where there is one consumer; between owners with a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation, Window
+from pyspark.sql import functions as F
+
+from master.audit.facts import StreamFacts
+from master.audit.findings import CRASHED, ENDED, Limits
+from master.audit.pending_proof import collect, suspect
+from master.audit.suspects import Suspects
+
+#: Upper ends of the classes of recovery times, in milliseconds; the last class is open.
+RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
+_FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
+
+
+@dataclass
+class RunFigures:
+    """Sums for report and plots. Times in milliseconds; p50 and p99 are of the executions' own time, None without any."""
+
+    executions: int = 0
+    unsuccessful: int = 0
+    crashed: int = 0
+    repeated: int = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    recoveries: list[int] = field(default_factory=lambda: [0] * (len(RECOVERIES_MS) + 1))
+    slowest_recovery_ms: float = 0.0
+    first_known: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest id that anybody handled
+    skipped_order: dict[str, int] = field(default_factory=dict)
+    before_known: dict[str, int] = field(default_factory=dict)
+
+
+def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
+    """Sums per stream. The first action on ``runs``: it is read from Redis here."""
+    took = (F.col("end_us") - F.col("start_us")) / 1000
+    rows = (
+        runs.groupBy("stream")
+        .agg(
+            F.count("id").alias("executions"),
+            F.sum((F.col("outcome") != "done").cast("int")).alias("unsuccessful"),
+            F.sum((F.col("outcome") == CRASHED).cast("int")).alias("crashed"),
+            F.percentile_approx(F.when(F.col("end_us") > 0, took), [0.5, 0.99], 1000).alias("times"),
+            F.min("ms").alias("first"),
+            F.sum(F.col("id").isNull().cast("int")).alias("unreadable"),
+        )
+        .collect()
+    )
+    figures = RunFigures()
+    for row in rows:
+        figures.executions += row.executions
+        figures.unsuccessful += row.unsuccessful or 0
+        figures.crashed += row.crashed or 0
+        if row.times:
+            figures.p50_ms = max(figures.p50_ms or 0.0, row.times[0])
+            figures.p99_ms = max(figures.p99_ms or 0.0, row.times[1])
+        if row.first is not None:
+            figures.first_known[row.stream] = row.first
+        if row.unreadable:
+            bad = runs.filter(F.col("id").isNull()).select("stream", F.col("record").alias("id"), F.col("record_ms").alias("ms"))
+            collect([suspect("run_unreadable", bad, "the record cannot be read")], suspects)
+            break  # of all streams at once
+    return figures
+
+
+def check_runs(runs: DataFrame, facts: Sequence[StreamFacts], limits: Limits, figures: RunFigures, suspects: Suspects) -> None:
+    """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything."""
+    told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
+    seen = Observation()
+    sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, "late")]
+    recovered = F.col("recovered_ms")
+    classes = [0, *RECOVERIES_MS, 1 << 62]
+    for number in range(len(classes) - 1):
+        sums.append(F.sum(((recovered >= classes[number]) & (recovered < classes[number + 1])).cast("int")).alias(f"class{number}"))
+    observed = told.observe(seen, *sums, F.count(recovered).alias("repeated"), F.max(recovered).alias("slowest"))
+    any_flag = F.col("late")
+    for name in _FLAGS:
+        any_flag = any_flag | F.col(name)
+    flagged = observed.filter(any_flag).persist()
+    try:
+        flagged.count()
+        got = seen.get
+        figures.recoveries = [got[f"class{number}"] or 0 for number in range(len(classes) - 1)]
+        figures.repeated, figures.slowest_recovery_ms = got["repeated"] or 0, got["slowest"] or 0.0
+        seen_flags = [name for name in _FLAGS if got[name]]
+        if seen_flags:
+            collect([_told(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
+        if got["late"]:
+            _check_order(runs, flagged.filter(F.col("late")), facts, figures, suspects)
+    finally:
+        flagged.unpersist()
+
+
+def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
+    """Every execution with what came before it in its ticket, and what that means."""
+    row = Window.partitionBy("stream", "ticket").orderBy("fence", "start_us", "ended", "ms", "seq")
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    fence, start = F.col("fence"), F.col("start_us")
+    tolerance = limits.clocks_ms * 1000
+    told = (
+        runs.withColumn("ended", F.greatest("end_us", "start_us"))
+        .withColumn("under_fence", F.max(F.struct("fence", "ended", "start_us", "id")).over(before))
+        .withColumn("latest_end", F.max(F.struct("ended", "fence", "consumer", "id")).over(before))
+        .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
+        .withColumn("highest", F.max(F.struct("ms", "seq", "id")).over(before))
+        .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
+    )
+    under, ends, starts, highest, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "highest", "last"))
+    one_call = (under["start_us"] == start) & (under["ended"] == F.col("ended"))  # a batch handler that was given several messages of the ticket
+    fell = (starts["fence"] < fence) & (starts["start_us"] > start + tolerance)
+    flags: dict[str, Any] = {
+        "overlap": (under["fence"] == fence) & (under["ended"] > start) & ~one_call,
+        "fence_fell": fell,
+        "owners_overlap": (ends["fence"] < fence) & (ends["consumer"] != F.col("consumer")) & (ends["ended"] > start + tolerance) & ~fell,
+        "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
+        "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
+        "late": F.col("outcome").isin(*ENDED) & (F.struct("ms", "seq") < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq"))),
+    }
+    for name, rule in flags.items():
+        told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
+    repeated = (last["id"] == F.col("id")) & (last["fence"] < fence)
+    return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
+
+
+def _told(rows: DataFrame, check: str) -> DataFrame:
+    """Rows for ``collect``: the execution, and the other one that makes it a finding."""
+    ran = F.format_string("%s ran it %d..%d us under fence %d", F.col("consumer"), F.col("start_us"), F.col("end_us"), F.col("fence"))
+    others = {
+        "overlap": F.format_string("; %s ran until %d us", F.col("under_fence.id"), F.col("under_fence.ended")),
+        "owners_overlap": F.format_string("; %s ran %s until %d us under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
+                                          F.col("latest_end.ended"), F.col("latest_end.fence")),
+        "fence_fell": F.format_string("; %s started %s at %d us under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
+                                      F.col("latest_start.start_us"), F.col("latest_start.fence")),
+        "fence_shared": F.format_string("; %s ran %s under it before", F.col("last.consumer"), F.col("last.id")),
+        "out_of_order": F.format_string("; %s had started before", F.col("highest.id")),
+    }  # fmt: skip
+    detail = F.concat(ran, others[check]) if check in others else ran
+    return suspect(check, rows, detail, owner=F.col("consumer"))
+
+
+def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects) -> None:
+    """Of the executions behind a later message: those that were the first end of their message. The others are repeats, which are allowed."""
+    ids = late.select("stream", "ticket", "id").distinct()
+    firsts = (
+        runs.filter(F.col("outcome").isin(*ENDED))
+        .join(ids, ["stream", "ticket", "id"], "left_semi")
+        .groupBy("stream", "ticket", "id")
+        .agg(F.min(F.struct("fence", "start_us")).alias("first"))
+    )
+    first = late.join(firsts, ["stream", "ticket", "id"]).filter(F.struct("fence", "start_us") == F.col("first"))
+    known = first.withColumn("provable", F.col("ms") > _per_stream({one.stream: one.floor_ms for one in facts}))
+    for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
+        figures.skipped_order[row.stream] = row["count"]
+    collect([_told(known.filter(F.col("provable")), "out_of_order")], suspects)
+
+
+def check_losses(
+    pending: DataFrame, runs: DataFrame, dead: DataFrame | None, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
+) -> None:
+    """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``."""
+    floors = _per_stream({one.stream: one.floor_ms for one in facts})
+    settled = pending.filter(F.col("consumer").isNull() & F.col("ticket").isNotNull() & (F.col("ms") > floors)).select(
+        "stream", "id", "ms", "seq", "ticket"
+    )
+    done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
+    missing = settled.join(done, ["stream", "id"], "left_anti")
+    found: list[DataFrame] = []
+    if dead is not None:
+        missing = missing.join(dead.select("stream", "id"), ["stream", "id"], "left_anti")
+        both = dead.join(runs.filter(F.col("outcome") == "done").select("stream", "id", "ms", "seq", "consumer"), ["stream", "id"])
+        detail = F.concat(F.lit("done by "), F.col("consumer"), F.lit("; dead letter "), F.col("letter"), F.lit(", reason "), F.col("reason"))
+        found.append(suspect("dead_and_done", both, detail, owner=F.col("consumer")))
+    kept = missing.persist()
+    try:
+        # Not those of the same millisecond either. A stream of which nobody ever handled anything has no lowest id: all is "before".
+        known = F.col("ms") > _per_stream(figures.first_known)
+        for row in kept.filter(~known).groupBy("stream").count().collect():
+            figures.before_known[row.stream] = row["count"]
+        collect([suspect("lost", kept.filter(known), "not pending, and in no record"), *found], suspects)
+    finally:
+        kept.unpersist()
+
+
+def _per_stream(values: dict[str, int], otherwise: int = 1 << 62) -> Any:
+    chosen = F.lit(otherwise)
+    for stream, value in values.items():
+        chosen = F.when(F.col("stream") == stream, F.lit(value)).otherwise(chosen)
+    return chosen.cast("bigint")

@@ -1,0 +1,163 @@
+"""The Spark session of an audit: local by default, a cluster when told, quiet, and with memory that does not follow the data.
+
+What bounds memory: the JVM's heap (``memory_mib``; sorts and shuffles that do not fit go to disk), off-heap buffers of about the same
+order that do not depend on the number of entries, one Python worker per core with one page each, and in the driver's Python only sums and
+at most a few thousand suspects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import StartRefused
+from master.audit.java import java_home
+
+HOW_TO_INSTALL = "pip install 'usher-streams[audit]'"
+_QUIET = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p spark %c{1}: %m%n%ex{short}
+logger.python.name = org.apache.spark.api.python
+logger.python.level = off
+logger.executor.name = org.apache.spark.executor
+logger.executor.level = off
+logger.scheduler.name = org.apache.spark.scheduler
+logger.scheduler.level = off
+"""
+
+
+@dataclass(frozen=True)
+class SparkPlace:
+    """Where Spark runs. ``folder``: for what it spills and for the Java shim; ``py_files``: zips of our packages for executors elsewhere.
+
+    ``small``: little data is expected. Most of a small audit's time would go into compiling code that runs once, so less of it is compiled.
+    """
+
+    master: str
+    folder: Path
+    memory_mib: int = 1024
+    py_files: str = ""
+    small: bool = False
+
+
+@contextlib.contextmanager
+def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterator[Any]:
+    """A SparkSession with our formats. A session that runs already (spark-submit, a notebook, tests) is used and left running.
+
+    ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
+    """
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+
+        from master.audit import source
+    except ImportError as missing:
+        raise StartRefused(f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}") from missing
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        source.register(running)
+        yield running
+        return
+    place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _prepare(place, environ)
+    log = place.folder / "spark.log"
+    try:
+        with _stderr_to(log):
+            spark = _builder(place).getOrCreate()
+    except (PySparkException, OSError) as failed:
+        raise StartRefused(f"Spark does not start on {place.master} ({log}): {str(failed).splitlines()[0]}") from failed
+    except Exception as failed:  # py4j's own, of a Java that ended: their text is a Java stack
+        raise StartRefused(f"Spark does not start on {place.master} ({log}): {str(failed).strip().splitlines()[-1][:300]}") from failed
+    try:
+        spark.sparkContext.setLogLevel("OFF")
+        source.register(spark)
+        yield spark
+    finally:
+        spark.stop()
+        _end_java()
+
+
+@contextlib.contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """What starts in here writes to ``log``, for all its life: Java and Spark greet everybody with warnings that say nothing."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "PYSPARK_GATEWAY_PORT" in environ:
+        return  # spark-submit has started Java
+    if place.master.startswith("local"):
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    environ["JAVA_HOME"] = str(java_home(environ, place.folder / "java"))
+    environ.setdefault("SPARK_LAUNCHER_OPTS", "-Xmx128m")
+
+
+def _builder(place: SparkPlace) -> Any:
+    from pyspark.sql import SparkSession
+
+    quiet = place.folder / "log4j2.properties"
+    quiet.write_text(_QUIET)
+    spill = place.folder / "spill"
+    spill.mkdir(exist_ok=True)
+    java = f"-Dlog4j2.configurationFile={quiet.as_uri()} -Djava.io.tmpdir={spill} -XX:+UseParallelGC -XX:-UsePerfData"
+    builder = SparkSession.builder.appName("usher audit").master(place.master)
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": f"{place.memory_mib}m",
+        "spark.driver.extraJavaOptions": java,
+        "spark.driver.maxResultSize": "256m",
+        "spark.local.dir": str(spill),
+        "spark.sql.warehouse.dir": str(place.folder / "warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.sql.shuffle.partitions": "16",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",  # what is kept goes to disk; pressing it costs more than writing it
+        "spark.python.worker.reuse": "true",
+        "spark.task.maxFailures": "2",
+    }
+    if place.small:
+        options["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
+        options |= {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    if place.master.startswith("local"):
+        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if place.py_files:
+        options["spark.submit.pyFiles"] = place.py_files
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def _end_java() -> None:
+    """End the JVM that ``getOrCreate`` started; pyspark leaves it to the end of the process, and a schedule would wait for it."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            process.stdin.close()
+            process.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None

@@ -1,0 +1,185 @@
+"""Looks at Redis that are not bulk: the facts of a stream, the names in its group, and the second look at every suspect.
+
+The first look reads for seconds while traffic flows, so what it finds are suspects. The second look asks for pending entry, index record,
+lease and body of one suspect in one MULTI, at one moment: between two scripts of Usher all of them agree (RELIABILITY Q2), so what
+still disagrees there is a finding, and nothing that merely moved is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from common.errors import GroupMissing, StartRefused
+from common.keys import Keys
+from common.redis_client import CommandRefused, Link
+from common.registration import parse
+from common.stream_id import ZERO
+from common.streams import TicketStream, pairs, parse_record
+from master.audit.bulk import BulkReader
+from master.audit.facts import StreamFacts, is_capped
+from master.audit.findings import RESERVED, Example, Limits, Member, index_agrees, is_incarnation
+
+_GLOB = re.compile(r"([\\*?\[\]])")
+_BATCH = 200
+
+
+def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
+    """Raises StartRefused when the stream or its group does not exist, and what Link.call raises."""
+    seconds, micros = link.call("TIME")
+    ticket_stream = TicketStream(link, keys)
+    try:
+        group = ticket_stream.group_facts()
+    except GroupMissing as missing:
+        raise StartRefused(
+            f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and the group of your masters?"
+        ) from missing
+    runs, dead = _span(link, keys.runs), _span(link, keys.dead)
+    return StreamFacts(
+        keys.stream,
+        keys.group,
+        int(seconds) * 1000 + int(micros) // 1000,
+        link.call("XLEN", keys.stream),
+        group[b"last-delivered-id"],
+        group[b"pending"],
+        runs[0],
+        runs[1],
+        is_capped(runs[0], runs[2], run_log_length),
+        dead[0],
+        dead[1],
+    )
+
+
+def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None]:
+    """Length, first id, and how many entries there ever were (None: Redis does not count)."""
+    try:
+        facts = pairs(link.call("XINFO", "STREAM", stream))
+    except CommandRefused as refused:
+        if "no such key" in str(refused):
+            return 0, None, 0
+        raise
+    first = facts[b"first-entry"]
+    return facts[b"length"], first[0] if first else None, facts.get(b"entries-added")
+
+
+def members(reader: BulkReader, keys: Keys) -> list[Member]:
+    """Every name in the group, and every inbox that is left of somebody who is not in it."""
+    rows = [pairs(row) for row in reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)]
+    names = [row[b"name"].decode(errors="replace") for row in rows]
+    # A consumer that has registered and was given nothing yet is not in the group.
+    registered = {_incarnation(name, stored) for name, stored in pairs(reader.ask("HGETALL", keys.consumers)).items()}
+    inboxes = {key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.inbox("")) + "*")}
+    left_over = sorted(inboxes - {keys.inbox(name) for name in [*names, *registered]})
+    found = []
+    for at in range(0, len(rows), _BATCH):
+        part = rows[at : at + _BATCH]
+        questions: list[tuple[Any, ...]] = []
+        for row in part:
+            questions.append(("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]))
+            questions.append(("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]))
+        reader.send(*questions)
+        for name, row in zip(names[at : at + _BATCH], part, strict=True):
+            lives, oldest = bool(reader.take()), reader.take()
+            found.append(Member(keys.stream, name, row[b"pending"], oldest[0][2] if oldest else 0, row[b"idle"], lives))
+    for inbox in left_over:
+        name = inbox.removeprefix(keys.inbox(""))
+        found.append(Member(keys.stream, name, 0, 0, 0, bool(reader.ask("EXISTS", keys.lease(name))), in_group=False))
+    return found
+
+
+def _incarnation(name: bytes, stored: bytes) -> str:
+    try:
+        return parse(name, stored).incarnation
+    except (ValueError, UnicodeDecodeError):
+        return ""
+
+
+class Look(NamedTuple):
+    """What one moment says of a suspect. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None without."""
+
+    owner: str | None
+    idle_ms: int
+    deliveries: int
+    record: tuple[str, frozenset[str]] | None
+    readable: bool
+    lives: bool
+    in_stream: bool
+    attempts: int | None
+
+
+def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple[Example, Look]]:
+    """The second look at each suspect, atomic per suspect."""
+    waiting = list(suspects)
+    for at in range(0, len(waiting), _BATCH):
+        part = waiting[at : at + _BATCH]
+        replies = link.pipeline([command for example in part for command in _questions(keys, example)])
+        each = len(_questions(keys, Example(keys.stream)))
+        for n, example in enumerate(part):
+            answer = replies[(n + 1) * each - 1]
+            if isinstance(answer, Exception):
+                raise answer
+            yield example, _look(answer)
+
+
+def ticket_name(example: Example) -> bytes:
+    """The ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that is no text."""
+    return b"\xff" + example.id.encode() if not example.ticket or example.ticket == "\ufffd" + example.id else example.ticket.encode()
+
+
+def _questions(keys: Keys, example: Example) -> list[tuple[Any, ...]]:
+    entry_id = example.id or ZERO.decode()
+    return [
+        ("MULTI",),
+        ("XPENDING", keys.stream, keys.group, entry_id, entry_id, 1),
+        ("HGET", keys.tickets, ticket_name(example)),
+        ("EXISTS", keys.lease(example.owner)),
+        ("XRANGE", keys.stream, entry_id, entry_id),
+        ("HGET", keys.attempts, entry_id),
+        ("EXEC",),
+    ]
+
+
+def _look(answer: Any) -> Look:
+    pending, stored, lease, body, attempts = answer
+    record, readable = None, True
+    if stored is not None:
+        try:
+            parsed = parse_record(stored)
+            record = parsed.owner.decode(), frozenset(entry_id.decode() for entry_id in parsed.ids)
+        except ValueError:
+            readable = False
+    owner, idle, deliveries = (pending[0][1].decode(errors="replace"), pending[0][2], pending[0][3]) if pending else (None, 0, 0)
+    count = attempts.split(b" ", 1)[0] if attempts else b""
+    return Look(owner, idle, deliveries, record, readable, bool(lease), bool(body), int(count) if count.isdigit() else None)
+
+
+def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool:
+    """Whether a suspect of the first look is a finding at the moment of the second. A pure judgement."""
+    owner, record = look.owner, look.record
+    runs = owner is not None and is_incarnation(owner)
+    if name == "pending_without_index":
+        return runs and look.in_stream and look.readable and (record is None or example.id not in record[1])
+    if name == "index_without_pending":
+        return owner is None and record is not None and example.id in record[1]
+    if name == "owners_differ":
+        return owner is not None and record is not None and example.id in record[1] and not index_agrees(owner, record[0])
+    if name == "index_unreadable":
+        return not look.readable
+    if name == "ticket_owned_twice":
+        return owner == example.owner and runs
+    if name == "idle_too_long":
+        return owner == example.owner and look.lives and look.idle_ms > limits.owner_idle_ms
+    if name == "parked_too_long":
+        return owner in RESERVED and record is None and look.idle_ms > limits.parked_ms
+    if name == "body_gone":
+        return owner is not None and not look.in_stream
+    if name == "delivered_often":
+        return owner is not None and look.deliveries > limits.deliveries
+    if name == "attempts_many":
+        return owner is not None and (look.attempts or 0) > limits.attempts
+    if name == "attempts_leaked":
+        return owner is None and look.attempts is not None
+    if name == "lost":
+        return owner is None and look.in_stream
+    return True

@@ -1,0 +1,177 @@
+"""``usher audit``: prove from pending lists, index and run log that the promise held, or show where it did not."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from common.commands.supervision import command_line
+from common.embedded import resolve_redis_url
+from common.endpoints import near
+from common.errors import RedisTrouble, StartRefused
+from common.keys import Keys
+from common.redis_client import CommandRefused, Link, check_reachable
+from common.settings import load, options
+from master.audit.findings import CHECKS
+from master.audit.session import SparkPlace, spark_session
+from master.audit.settings import AuditSettings
+from master.commands.archive import archive, reconcile, telling
+from master.commands.looking import console, print_json, table
+
+#: Below this, Spark is started for little data (``SparkPlace.small``).
+_SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group(
+    invoke_without_command=True,
+    help="""Audit the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
+
+    `usher audit checks` lists what is looked for. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The page with plots
+    and the history lie in USHER_AUDIT_DIR.""",
+)
+@_JSON
+@click.option("--schedule", is_flag=True, help="Audit again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped.")
+@options(AuditSettings)
+def audit(flags: dict[str, Any], as_json: bool, schedule: bool) -> None:
+    settings = load(AuditSettings, os.environ, flags)
+    called = click.get_current_context().invoked_subcommand
+    click.get_current_context().obj = settings
+    if called is not None:
+        return
+    if schedule:
+        _schedule(settings.audit_every_minutes * 60)
+    sys.exit(_once(settings, as_json))
+
+
+def _once(settings: AuditSettings, as_json: bool) -> int:
+    """One audit. The exit code."""
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    with telling("looking at Redis") as tell:
+        place = dataclasses.replace(place_of(settings), small=_is_small(settings, url))
+        tell(f"starting Spark on {place.master}")
+        with spark_session(place, os.environ) as spark:
+            report = _audited(spark, settings, url, tell)
+    from master.audit import history, page, screen
+    from master.audit.report import document
+
+    past, problems = history.trend(settings.folder / "history")
+    page_file: Path | None = settings.folder / "audit.html"
+    try:
+        history.add(settings.folder / "history", report)
+        past = [*past, *history.trend(settings.folder / "history", last=1)[0]]
+    except OSError as failed:
+        problems.append(f"this run could not be added to the history: {failed}")
+    report = dataclasses.replace(report, trend=tuple(past), unproven=(*report.unproven, *problems))
+    try:
+        page.write(settings.folder / "audit.html", report)
+    except OSError as failed:
+        page_file = None
+        click.echo(f"usher: the page could not be written: {failed}", err=True)
+    if as_json:
+        click.echo(orjson.dumps(document(report) | {"page": str(page_file) if page_file else None}))
+    else:
+        screen.show(report, page_file)
+    return report.exit_code
+
+
+def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
+    from master.audit.job import Audit, AuditPlan
+    from master.audit.report import summary
+
+    plan = AuditPlan(
+        url, settings.streams, settings.group, settings.ticket_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length
+    )
+    report = Audit(spark, plan, tell).run()
+    for stream in settings.streams:
+        _with_link(near(url, stream), lambda link, keys: link.call("SET", keys.audit, orjson.dumps(summary(report))), Keys(stream, settings.group))
+    return report
+
+
+def _is_small(settings: AuditSettings, url: str) -> bool:
+    """Whether there is little to audit. Raises StartRefused when a stream or its group does not exist: before Java is started for it."""
+    from master.audit.snapshot import stream_facts
+
+    entries = records = 0
+    for stream in settings.streams:
+        facts = _with_link(near(url, stream), lambda link, keys: stream_facts(link, keys, settings.run_log_length), Keys(stream, settings.group))
+        entries += max(facts.pending, facts.length if facts.run_records else 0)
+        records += facts.run_records
+    return entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
+
+
+def _with_link(url: str, do: Callable[[Link, Keys], Any], keys: Keys) -> Any:
+    link = Link(url, "usher:audit", timeout_s=30.0)
+    try:
+        return do(link, keys)
+    except (RedisTrouble, CommandRefused) as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        link.close()
+
+
+def place_of(settings: AuditSettings) -> SparkPlace:
+    """Where Spark runs by these settings."""
+    return SparkPlace(settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files)
+
+
+def _schedule(every_s: float) -> None:
+    """Audits in processes of their own, so that between two of them no Java holds memory. Ends with a signal."""
+    words = [word for word in sys.argv[1:] if word != "--schedule"]
+    if words[:1] != ["audit"]:
+        words = ["audit", *words]
+    while True:
+        began_s = time.monotonic()
+        code = subprocess.run([*command_line(), *words], check=False).returncode
+        click.echo(f"usher: audit ended with exit code {code}; the next one in {every_s / 60:g} minutes", err=True)
+        time.sleep(max(1.0, every_s - (time.monotonic() - began_s)))
+
+
+@audit.command(help="What an audit looks for: each finding's name, its rule, and what it means when it does not hold.")
+@_JSON
+def checks(as_json: bool) -> None:
+    rows = [(one.name, one.severity.value, one.rule, one.means) for one in CHECKS.values()]
+    names = ("finding", "severity", "rule", "means")
+    if as_json:
+        print_json({"checks": [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        console().print(table("Findings", names, rows))
+
+
+@audit.command(help="Executions of one ticket in the run log, oldest record first. Needs no Spark.")
+@click.option("--ticket", required=True, help="The ticket's id.")
+@_JSON
+def runs(ticket: str, as_json: bool) -> None:
+    from master.audit.bulk import BulkReader, Interrupted
+    from master.audit.reading import run_columns
+
+    settings: AuditSettings = click.get_current_context().obj
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    found = []
+    for stream in settings.streams:
+        try:
+            with BulkReader(near(url, stream)) as reader:
+                for page in run_columns(reader, Keys(stream, settings.group).runs, (b"-", b"+")):
+                    found += [(stream, *row[1:]) for row in zip(*page, strict=True) if row[2] == ticket]
+        except Interrupted as trouble:
+            raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    names = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
+    if as_json:
+        print_json({"ticket": ticket, "runs": [dict(zip(names, row, strict=True)) for row in found]})
+    else:
+        console().print(table(f"Executions of ticket {ticket}", names, [[str(value) for value in row] for row in found]))
+
+
+audit.add_command(archive)
+audit.add_command(reconcile)

@@ -1,0 +1,56 @@
+"""One SparkSession for all tests of the audit, started when the first of them needs it; none of them runs where PySpark is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from master.audit.session import HOW_TO_INSTALL, SparkPlace, spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What the tests' environment has to have.
+_NEEDED = ("pyspark", "pyarrow", "pandas")
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Starting Java takes its time on a busy machine; what takes minutes runs only when asked for: ``pytest -m slow tests/audit``."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(300))
+            if item.get_closest_marker("slow") and "slow" not in config.getoption("markexpr", ""):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest -m slow tests/audit"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session with our formats, set up for little data."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed, so the audit is not tested: {HOW_TO_INSTALL}")
+    place = SparkPlace("local[2]", tmp_path_factory.mktemp("spark"), 512, small=True)
+    kept = dict(os.environ)
+    try:
+        with spark_session(place, os.environ) as session:
+            yield session
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of ``usher audit`` for the test's Redis."""
+    given = {"USHER_REDIS_URL": redis_url, "USHER_AUDIT_DIR": str(tmp_path / "audit"), "USHER_AUDIT_SETTLE_SECONDS": "0.1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    return given

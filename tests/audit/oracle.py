@@ -1,0 +1,185 @@
+"""The audit once more: plain Python, one process, whole replies in memory, and no code of the Spark job. What it finds on a small system
+is what the job must find.
+
+It looks once and asks nobody a second time: only for systems that stand still.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.stream_id import rank
+from common.streams import pairs
+from master.audit.findings import Limits
+
+Finding = tuple[str, str, str]  # (check, stream, entry id or ticket or owner)
+_ENDED = ("done", "gave_up")
+
+
+class Run(NamedTuple):
+    ticket: str
+    id: str
+    fence: int
+    start: int
+    end: int
+    consumer: str
+    outcome: str
+
+
+def look(link: Link, streams: list[str], group: str, limits: Limits, cap: int) -> set[Finding]:
+    """Every finding, by what it is about."""
+    found: set[Finding] = set()
+    for stream in streams:
+        found |= {(check, stream, about) for check, about in _Oracle(link, Keys(stream, group), limits, cap).findings()}
+    return found
+
+
+class _Oracle:
+    def __init__(self, link: Link, keys: Keys, limits: Limits, cap: int) -> None:
+        self._link, self._keys, self._limits, self._cap = link, keys, limits, cap
+        self._entries = {i.decode(): pairs(fields) for i, fields in link.call("XRANGE", keys.stream, "-", "+")}
+        self._pending = {i.decode(): (o.decode(), idle, n) for i, o, idle, n in link.call("XPENDING", keys.stream, keys.group, "-", "+", 1_000_000)}
+        self._index = {ticket.decode(): value.decode() for ticket, value in pairs(link.call("HGETALL", keys.tickets)).items()}
+        self._leases = {name: bool(link.call("EXISTS", keys.lease(name))) for name in {owner for owner, _, _ in self._pending.values()}}
+        self._bad_records: list[str] = []
+        self._records = 0
+        self._runs = list(self._read_runs())
+
+    def findings(self) -> Iterator[tuple[str, str]]:
+        yield from self._of_entries()
+        yield from self._of_tickets()
+        yield from self._of_members()
+        yield from self._of_attempts()
+        yield from (("run_unreadable", record) for record in self._bad_records)
+        by_ticket: dict[str, list[Run]] = defaultdict(list)
+        for run in self._runs:
+            by_ticket[run.ticket].append(run)
+        for ticket, runs in by_ticket.items():
+            if ticket:
+                yield from self._of_order(sorted(runs, key=lambda run: (run.fence, run.start, max(run.end, run.start), rank(run.id.encode()))))
+        yield from self._of_losses()
+
+    def _ticket(self, entry_id: str) -> str:
+        return self._entries.get(entry_id, {}).get(b"ticket_id", b"").decode()
+
+    def _indexed(self) -> dict[str, tuple[str, str]]:
+        """Id -> (owner, ticket) of all readable records."""
+        found = {}
+        for ticket, record in self._index.items():
+            owner, *rest = record.split()
+            if len(rest) > 1:
+                found |= dict.fromkeys(rest[1:], (owner, ticket))
+        return found
+
+    def _of_entries(self) -> Iterator[tuple[str, str]]:
+        indexed = self._indexed()
+        yield from (("index_unreadable", ticket) for ticket, record in self._index.items() if len(record.split()) < 3)
+        yield from (("index_without_pending", entry_id) for entry_id in indexed.keys() - self._pending.keys())
+        for entry_id, (owner, idle, deliveries) in self._pending.items():
+            recorded = indexed.get(entry_id, ("", ""))[0]
+            runs = ":" in owner
+            if entry_id not in self._entries:
+                yield "body_gone", entry_id
+            elif runs and not recorded:
+                yield "pending_without_index", entry_id
+            if recorded:
+                allowed = {"returned": {"master"}, "halted": {"halted", "master"}}.get(recorded, {recorded})
+                if owner not in allowed:
+                    yield "owners_differ", entry_id
+            if runs and self._leases[owner] and idle > self._limits.owner_idle_ms:
+                yield "idle_too_long", entry_id
+            if owner == "master" and idle > self._limits.parked_ms and self._ticket(entry_id) not in self._index:
+                yield "parked_too_long", entry_id
+            if deliveries > self._limits.deliveries:
+                yield "delivered_often", entry_id
+
+    def _of_tickets(self) -> Iterator[tuple[str, str]]:
+        owners: dict[str, set[str]] = defaultdict(set)
+        for entry_id, (owner, _, _) in self._pending.items():
+            if ":" in owner and self._ticket(entry_id):
+                owners[self._ticket(entry_id)].add(owner)
+        yield from (("ticket_owned_twice", ticket) for ticket, who in owners.items() if len(who) > 1)
+
+    def _of_members(self) -> Iterator[tuple[str, str]]:
+        held: dict[str, list[int]] = defaultdict(list)
+        for _, (owner, idle, _) in sorted(self._pending.items(), key=lambda item: rank(item[0].encode())):
+            held[owner].append(idle)
+        names = set()
+        for row in map(pairs, self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)):
+            name = row[b"name"].decode()
+            names.add(name)
+            if name in ("master", "halted") or self._link.call("EXISTS", self._keys.lease(name)):
+                continue
+            if ":" not in name:
+                if held[name]:
+                    yield "stranger_owns", name
+            elif held[name] and held[name][0] > self._limits.owner_idle_ms:
+                yield "owner_dead", name
+            elif not held[name] and row[b"idle"] > self._limits.reaped_ms:
+                yield "consumer_leaked", name
+        for key in self._link.call("KEYS", "*:inbox:*"):
+            if key.decode().startswith(self._keys.inbox("")) and key.decode().removeprefix(self._keys.inbox("")) not in names:
+                yield "key_leaked", key.decode().removeprefix(self._keys.inbox(""))
+
+    def _of_attempts(self) -> Iterator[tuple[str, str]]:
+        for entry_id, count in pairs(self._link.call("HGETALL", self._keys.attempts)).items():
+            if entry_id.decode() not in self._pending:
+                yield "attempts_leaked", entry_id.decode()
+            elif int(count) > self._limits.attempts:
+                yield "attempts_many", entry_id.decode()
+
+    def _read_runs(self) -> Iterator[Run]:
+        records = self._link.call("XRANGE", self._keys.runs, "-", "+")
+        self._records = len(records)
+        self._floor_ms = -1 if len(records) < self._cap else rank(records[0][0]) >> 64
+        for record, fields in records:
+            try:
+                told = json.loads(fields[1])
+                outcomes = told.get("outcomes") or ["done"] * len(told["ids"])
+                consumers = [told["consumer"]] * len(told["ids"])
+                columns = (told["tickets"], told["ids"], told["fences"], told["start_us"], told["end_us"], consumers, outcomes)
+                yield from itertools.starmap(Run, zip(*columns, strict=True))
+            except (ValueError, KeyError):
+                self._bad_records.append(record.decode())
+
+    def _of_order(self, runs: list[Run]) -> Iterator[tuple[str, str]]:
+        """Every pair of one ticket, in the order of (fence, start): slow and plain."""
+        tolerance = self._limits.clocks_ms * 1000
+        for n, late in enumerate(runs):
+            earlier = runs[:n]
+            if late.end and late.end < late.start:
+                yield "times_impossible", late.id
+            own = [run for run in earlier if run.fence == late.fence]
+            if any(max(run.end, run.start) > late.start and (run.start, run.end) != (late.start, late.end) for run in own):
+                yield "overlap", late.id
+            if own and own[-1].consumer != late.consumer:
+                yield "fence_shared", late.id
+            lower = [run for run in earlier if run.fence < late.fence]
+            if any(run.start > late.start + tolerance for run in lower):
+                yield "fence_fell", late.id
+            elif any(run.consumer != late.consumer and run.end > late.start + tolerance for run in lower):
+                yield "owners_overlap", late.id
+            behind = any(rank(run.id.encode()) > rank(late.id.encode()) for run in earlier)
+            first = late.outcome in _ENDED and not any(run.id == late.id and run.outcome in _ENDED for run in earlier)
+            if behind and first and rank(late.id.encode()) >> 64 > self._floor_ms:
+                yield "out_of_order", late.id
+
+    def _of_losses(self) -> Iterator[tuple[str, str]]:
+        letters = {pairs(fields).get(b"usher-id", b"").decode() for _, fields in self._link.call("XRANGE", self._keys.dead, "-", "+")}
+        yield from (("dead_and_done", run.id) for run in self._runs if run.outcome == "done" and run.id in letters)
+        if not self._records:
+            return
+        over = {run.id for run in self._runs if run.outcome in _ENDED} | letters
+        known = min((rank(i.encode()) for i in {*(run.id for run in self._runs), *self._pending}), default=1 << 200)
+        group = next(row for row in map(pairs, self._link.call("XINFO", "GROUPS", self._keys.stream)) if row[b"name"] == self._keys.group.encode())
+        for entry_id in self._entries:
+            place = rank(entry_id.encode())
+            read = place <= rank(group[b"last-delivered-id"])
+            if read and place >> 64 > known >> 64 and place >> 64 > self._floor_ms and entry_id not in over and entry_id not in self._pending:
+                yield "lost", entry_id

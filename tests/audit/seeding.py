@@ -1,0 +1,170 @@
+"""Streams with everything wrong that the audit looks for, each thing once, and beside it what looks alike and is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from common.keys import Keys
+from common.redis_client import Link
+from master.audit.findings import Limits
+
+GROUP = "g"
+PENDING, RUNS, CAPPED = "pending-side", "runs-side", "capped"
+STREAMS = (PENDING, RUNS, CAPPED)
+_HOUR_MS = 3_600_000
+#: So wide that a slow machine makes no finding of what is well.
+LIMITS = Limits(owner_idle_ms=_HOUR_MS, parked_ms=_HOUR_MS, deliveries=20, attempts=5, clocks_ms=1000, reaped_ms=50)
+#: Cap of the run log: the one of ``CAPPED`` has as many records.
+CAP = 30
+_S = 1_000_000
+
+#: check -> (stream, what it is about): what the audit must find, and nothing else.
+EXPECTED: dict[str, set[tuple[str, str]]] = {
+    "pending_without_index": {(PENDING, "2-1")},
+    "index_without_pending": {(PENDING, "3-1")},
+    "owners_differ": {(PENDING, "4-1"), (PENDING, "5-2")},
+    "ticket_owned_twice": {(PENDING, "twice")},
+    "index_unreadable": {(PENDING, "unreadable")},
+    "owner_dead": {(PENDING, "d1:3")},
+    "stranger_owns": {(PENDING, "stranger")},
+    "idle_too_long": {(PENDING, "9-1")},
+    "parked_too_long": {(PENDING, "10-1")},
+    "body_gone": {(PENDING, "12-1")},
+    "delivered_often": {(PENDING, "13-1")},
+    "attempts_many": {(PENDING, "14-1")},
+    "attempts_leaked": {(PENDING, "15-1")},
+    "consumer_leaked": {(PENDING, "gone:9")},
+    "key_leaked": {(PENDING, "nobody:4")},
+    "overlap": {(RUNS, "4-1")},
+    "owners_overlap": {(RUNS, "7-1")},
+    "out_of_order": {(RUNS, "8-1")},
+    "fence_shared": {(RUNS, "14-1")},
+    "fence_fell": {(RUNS, "16-1")},
+    "times_impossible": {(RUNS, "17-1")},
+    "run_unreadable": {(RUNS, "1-1")},
+    "lost": {(RUNS, "18-1")},
+    "dead_and_done": {(RUNS, "19-1")},
+}
+
+
+class Seeder:
+    """Writes one stream as masters and consumers would have left it."""
+
+    def __init__(self, link: Link, stream: str) -> None:
+        self._link = link
+        self.keys = Keys(stream, GROUP)
+        link.call("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+
+    def add(self, *entries: tuple[str, str]) -> None:
+        """(id, ticket) each."""
+        self._link.pipeline([("XADD", self.keys.stream, entry_id, "ticket_id", ticket, "number", 1) for entry_id, ticket in entries])
+
+    def read(self) -> None:
+        """The master reads all."""
+        self._link.call("XREADGROUP", "GROUP", GROUP, "master", "COUNT", 100_000, "STREAMS", self.keys.stream, ">")
+
+    def own(self, owner: str, *ids: str, idle_ms: int = 0, deliveries: int = 1) -> None:
+        self._link.call("XCLAIM", self.keys.stream, GROUP, owner, 0, *ids, "IDLE", idle_ms, "RETRYCOUNT", deliveries, "JUSTID")
+
+    def index(self, ticket: str, record: str) -> None:
+        self._link.call("HSET", self.keys.tickets, ticket, record)
+
+    def live(self, *incarnations: str) -> None:
+        for name in incarnations:
+            self._link.call("SET", self.keys.lease(name), "live", "PX", 10 * _HOUR_MS)
+
+    def over(self, *ids: str) -> None:
+        self._link.call("XACK", self.keys.stream, GROUP, *ids)
+
+    def ran(self, consumer: str, *runs: tuple[Any, ...], record: str = "*") -> None:
+        """(id, ticket, fence, start us, end us[, outcome]) each, in one record."""
+        columns: dict[str, Any] = {"consumer": consumer, "attempts": [1] * len(runs)}
+        for at, name in enumerate(("ids", "tickets", "fences", "start_us", "end_us")):
+            columns[name] = [run[at] for run in runs]
+        if any(len(run) > 5 for run in runs):
+            columns["outcomes"] = [run[5] if len(run) > 5 else "done" for run in runs]
+        self._link.call("XADD", self.keys.runs, record, "batch", orjson.dumps(columns))
+
+    def letter(self, entry_id: str, ticket: str) -> None:
+        self._link.call("XADD", self.keys.dead, "*", "usher-id", entry_id, "usher-ticket", ticket, "usher-reason", "gave_up")
+
+
+def seed(link: Link) -> None:
+    """All three streams."""
+    _pending_side(link, Seeder(link, PENDING))
+    _runs_side(link, Seeder(link, RUNS))
+    _capped(link, Seeder(link, CAPPED))
+
+
+def _pending_side(link: Link, s: Seeder) -> None:
+    names = {5: "twice", 11: "busy"}
+    s.add(*((f"{n}-1", names.get(n, f"t{n}")) for n in range(1, 6)), ("5-2", "twice"), *((f"{n}-1", names.get(n, f"t{n}")) for n in range(6, 12)))
+    s.add(("11-2", "busy"), *((f"{n}-1", f"t{n}") for n in range(12, 18)))
+    s.read()
+    s.live("c1:1", "c2:2")
+    s.own("c1:1", "1-1", "2-1", "4-1", "5-1", "11-1", "12-1", "14-1")
+    s.own("c2:2", "5-2")
+    s.own("d1:3", "7-1", idle_ms=2 * _HOUR_MS)
+    s.own("stranger", "8-1")
+    s.own("c1:1", "9-1", idle_ms=2 * _HOUR_MS)
+    s.own("master", "10-1", "11-2", idle_ms=2 * _HOUR_MS)
+    s.own("c1:1", "13-1", deliveries=50)
+    s.own("halted", "17-1", idle_ms=2 * _HOUR_MS)
+    s.over("3-1", "6-1", "15-1")
+    for ticket, record in {
+        "t1": "c1:1 5 1-1",
+        "t3": "c1:1 5 3-1",
+        "t4": "c2:2 5 4-1",
+        "twice": "c1:1 5 5-1 5-2",
+        "unreadable": "what",
+        "t7": "d1:3 5 7-1",
+        "t9": "c1:1 5 9-1",
+        "busy": "c1:1 5 11-1",
+        "t12": "c1:1 5 12-1",
+        "t13": "c1:1 5 13-1",
+        "t14": "c1:1 5 14-1",
+        "t16": "returned 5 16-1",
+        "t17": "halted 5 17-1",
+    }.items():
+        s.index(ticket, record)
+    link.call("XDEL", s.keys.stream, "12-1")
+    link.call("HSET", s.keys.attempts, "14-1", 9, "15-1", 1, "1-1", 2)
+    link.call("XGROUP", "CREATECONSUMER", s.keys.stream, GROUP, "gone:9")
+    link.call("XADD", s.keys.inbox("nobody:4"), "*", "t", "1 1-1")
+    link.call("XADD", s.keys.inbox("c1:1"), "*", "t", "1 1-1")
+
+
+def _runs_side(link: Link, s: Seeder) -> None:
+    link.call("XADD", s.keys.runs, "1-1", "batch", "{")
+    names = {1: "ok", 2: "ok", 3: "over", 4: "over", 6: "own", 7: "own", 8: "order", 9: "order", 10: "repeat", 11: "repeat", 12: "crash"}
+    names |= {13: "share", 14: "share", 15: "fell", 16: "fell", 17: "time", 18: "lost", 19: "both", 20: "gave up", 21: "failed", 22: "held"}
+    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 23)))
+    s.read()
+    s.live("c1:1", "c2:2")
+    s.own("c1:1", "22-1")
+    s.index("held", "c1:1 9 22-1")
+    s.over("0-1", "5-2", *(f"{n}-1" for n in range(1, 22)))
+    s.ran("c1:1", ("1-1", "ok", 5, 100, 200), ("2-1", "ok", 5, 200, 300), ("3-1", "over", 5, 100, 300), ("4-1", "over", 5, 200, 400))
+    s.ran("c1:1", ("5-1", "call", 5, 100, 300), ("5-2", "call", 5, 100, 300), ("6-1", "own", 5, 1 * _S, 10 * _S), ("9-1", "order", 5, 100, 200))
+    s.ran("c2:2", ("7-1", "own", 6, 5 * _S, 11 * _S), ("14-1", "share", 5, 300, 400), ("16-1", "fell", 6, 10 * _S, 11 * _S))
+    s.ran("c1:1", ("8-1", "order", 5, 300, 400), ("10-1", "repeat", 5, 100, 200), ("11-1", "repeat", 5, 200, 300), ("13-1", "share", 5, 100, 200))
+    s.ran("c2:2", ("10-1", "repeat", 6, 5 * _S, 6 * _S), ("11-1", "repeat", 6, 6 * _S, 7 * _S))
+    s.ran("c1:1", ("12-1", "crash", 5, 1 * _S, 0, "crashed"), ("15-1", "fell", 5, 20 * _S, 21 * _S), ("17-1", "time", 5, 500, 400))
+    s.ran("c2:2", ("12-1", "crash", 6, 4 * _S, 5 * _S), ("19-1", "both", 6, 1, 2), ("20-1", "gave up", 6, 1, 2, "gave_up"))
+    s.ran("c2:2", ("21-1", "failed", 6, 1, 2, "failed"), ("21-1", "failed", 6, 3, 4), ("20-9", "", 6, 1, 2), ("20-8", "", 6, 1, 2))
+    s.letter("19-1", "both")
+    s.letter("20-1", "gave up")
+
+
+def _capped(link: Link, s: Seeder) -> None:
+    """The first records of its run log are gone: what looks out of order or lost may be what they told of."""
+    s.add(("1-1", "a"), ("2-1", "a"), ("3-1", "b"))
+    s.read()
+    s.over("1-1", "2-1", "3-1")
+    s.ran("c1:1", ("2-1", "a", 5, 100, 200), record="5-1")
+    s.ran("c1:1", ("1-1", "a", 5, 300, 400), record="5-2")
+    for n in range(CAP - 2):
+        s.ran("c1:1", (f"1-{n + 5}", f"other{n}", 5, 1, 2), record=f"6-{n + 1}")
+    del link

@@ -1,0 +1,122 @@
+"""spark-submit against a real standalone master with two workers on loopback; code and packages travel in a zip."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.redis_client import Link
+from tests.audit import seeding
+from tests.audit.seeding import GROUP
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+_PATIENCE_S = 120.0
+
+
+def package(target: Path) -> Path:
+    """What executors need of Usher, as the README makes it."""
+    with zipfile.ZipFile(target, "w") as zipped:
+        for folder in ("common", "master"):
+            for file in sorted((ROOT / folder).rglob("*")):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    zipped.write(file, file.relative_to(ROOT))
+    return target
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """URL of a standalone master, and the environment for programs that use it."""
+    pyspark = pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    from master.audit.java import java_home
+
+    home = Path(pyspark.__file__).parent
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("USHER_", "SPARK_", "PYSPARK_", "PYTHONPATH"))}
+    environ |= {"JAVA_HOME": str(java_home(os.environ, tmp_path / "java")), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m"}
+    port = free_port()
+    url = f"spark://127.0.0.1:{port}"
+    log = tmp_path / "cluster.log"
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> None:
+        with log.open("ab") as out:
+            processes.append(subprocess.Popen([home / "bin" / "spark-class", *words], env=environ, cwd=tmp_path, stdout=out, stderr=out))
+
+    try:
+        start("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+        for number in (1, 2):
+            place = tmp_path / f"worker{number}"
+            words = ("--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(place), url)
+            start("org.apache.spark.deploy.worker.Worker", *words)
+        until_s = time.monotonic() + _PATIENCE_S
+        while log.read_text(errors="replace").count("Registering worker") < 2:
+            assert time.monotonic() < until_s, log.read_text(errors="replace")[-3000:]
+            assert all(process.poll() is None for process in processes), log.read_text(errors="replace")[-3000:]
+            time.sleep(0.2)
+        yield url, environ
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_spark_submit_on_two_workers_finds_the_same(
+    cluster: tuple[str, dict[str, str]], spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    from master.audit.job import Audit, AuditPlan
+
+    seeding.seed(link)
+    time.sleep(0.2)
+    url, environ = cluster
+    here = Audit(spark, AuditPlan(redis_url, seeding.STREAMS, GROUP, "ticket_id", seeding.LIMITS, 0.1, seeding.CAP)).run()
+    settings = {
+        "USHER_REDIS_URL": redis_url,
+        "USHER_GROUP": GROUP,
+        "USHER_AUDIT_STREAMS": ",".join(seeding.STREAMS),
+        "USHER_AUDIT_DIR": str(tmp_path / "audit"),
+        "USHER_AUDIT_SPARK_MASTER": url,
+        "USHER_AUDIT_IDLE_SECONDS": "3600",
+        "USHER_AUDIT_PARKED_SECONDS": "3600",
+        "USHER_RUN_LOG_LENGTH": str(seeding.CAP),
+    }
+    zipped = package(tmp_path / "usher.zip")
+    words = ["--master", url, "--py-files", str(zipped), "--conf", "spark.executor.memory=512m", "--conf", "spark.sql.shuffle.partitions=4"]
+    done = subprocess.run(
+        [Path(environ["SPARK_HOME"]) / "bin" / "spark-submit", *words, str(ROOT / "master" / "audit" / "__main__.py"), "--json"],
+        env=environ | settings,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr[-4000:]
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    # A dead incarnation with nothing pending is young here: the limit cannot be set below a second by settings.
+    wanted = {(one.check.name, one.stream, one.count) for one in here.found if one.check.name != "consumer_leaked"}
+    assert {(one["check"], one["stream"], one["count"]) for one in told["findings"]} == wanted
+    used = {place.relative_to(tmp_path).parts[0] for place in tmp_path.glob("worker*/app-*/*/stderr")}
+    assert used == {"worker1", "worker2"}, "both workers ran executors"

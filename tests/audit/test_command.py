@@ -1,0 +1,103 @@
+"""``usher audit`` as people and programs call it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from common.cli import run
+from common.keys import Keys
+from common.redis_client import Link
+from tests.audit.seeding import Seeder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GROUP = "concurrency_stream_group"
+_HOSTILE = "<script>alert(1)</script>\x1b[31m{{7*7}}"
+
+
+def usher(*words: str) -> int:
+    try:
+        return run(list(words))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+@pytest.fixture
+def seeder(link: Link, monkeypatch: pytest.MonkeyPatch) -> Seeder:
+    monkeypatch.setattr("tests.audit.seeding.GROUP", GROUP)
+    made = Seeder(link, "ticket_stream")
+    made.add(("1-1", "a"), ("2-1", "b"))
+    made.read()
+    made.over("1-1", "2-1")
+    made.ran("c1:1", ("1-1", "a", 5, 100, 200), ("2-1", "b", 5, 100, 200))
+    return made
+
+
+def test_a_clean_system_is_exit_code_0_and_everything_is_written(
+    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert usher("audit") == 0
+    shown = capsys.readouterr().out
+    assert "clean: the promise held" in shown
+    stored = orjson.loads(link.call("GET", Keys("ticket_stream", GROUP).audit))
+    assert (stored["verdict"], stored["findings"], stored["executions"]) == ("clean", {}, 2)
+    folder = Path(settings["USHER_AUDIT_DIR"])
+    assert "clean: the promise held" in (folder / "audit.html").read_text()
+    assert usher("audit", "--json") == 0
+    told = orjson.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["findings"], told["unproven"]) == ("clean", [], [])
+    runs = spark.read.parquet(str(folder / "history")).where("check = ''").orderBy("run").collect()
+    assert [(row.verdict, row.executions) for row in runs] == [("clean", 2), ("clean", 2)]
+
+
+def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
+    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeder.live("c1:1")
+    seeder.add(("3-1", _HOSTILE))
+    seeder.read()
+    seeder.own("c1:1", "3-1")
+    broken = Path(settings["USHER_AUDIT_DIR"]) / "history" / "run=20200101T000000.000Z"
+    broken.mkdir(parents=True)
+    (broken / "findings.parquet").write_bytes(b"rubbish")
+    assert usher("audit") == 1
+    shown = capsys.readouterr().out
+    assert "bad pending_without_index ticket_stream: 1" in shown
+    assert "redis-cli XPENDING ticket_stream concurrency_stream_group 3-1 3-1 1" in shown
+    assert "\x1b[31m" not in shown
+    assert "the history of run 20200101T000000.000Z cannot be read" in shown
+    page = (Path(settings["USHER_AUDIT_DIR"]) / "audit.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "{{7*7}}" in page
+    assert not re.search(r"https?://|src=|href=|@import|url\(", page), "nothing is asked of anybody"
+    assert page.count("<svg") == 3, "ages, owners, tickets"
+
+
+def test_without_pyspark_the_way_out_is_named(
+    settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.errors", None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert usher("audit") == 2
+    assert "which is not installed: pip install 'usher-streams[audit]'" in capsys.readouterr().err
+
+
+def test_what_cannot_be_audited_is_exit_code_2(spark: SparkSession, settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    assert usher("audit") == 2
+    assert "There is nothing to audit" in capsys.readouterr().err
+
+
+def test_the_executions_of_a_ticket_need_no_spark(settings: dict[str, str], seeder: Seeder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert usher("audit", "runs", "--ticket", "a", "--json") == 0
+    told: dict[str, Any] = orjson.loads(capsys.readouterr().out)
+    assert [(run["id"], run["consumer"], run["fence"], run["outcome"]) for run in told["runs"]] == [("1-1", "c1:1", 5, "done")]
+    assert usher("audit", "runs", "--ticket", "a") == 0
+    assert "1-1" in capsys.readouterr().out

@@ -1,0 +1,150 @@
+"""The Spark job against a real Redis: everything that is wrong is found, with the right example, and nothing that is allowed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.embedded import EmbeddedRedis
+from common.errors import StartRefused
+from common.redis_client import Link
+from master.audit.findings import CHECKS, Found
+from tests.audit import oracle, seeding
+from tests.audit.seeding import CAP, EXPECTED, GROUP, LIMITS, STREAMS, Seeder
+from tests.proxy import Proxy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from master.audit.job import AuditPlan
+    from master.audit.report import Report
+
+#: Findings that are about an owner or about a ticket, not about an entry.
+_OF_OWNERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
+_OF_TICKETS = ("ticket_owned_twice", "index_unreadable")
+
+
+def plan(url: str, *streams: str) -> AuditPlan:
+    from master.audit.job import AuditPlan
+
+    return AuditPlan(url, streams or STREAMS, GROUP, "ticket_id", LIMITS, 0.1, CAP)
+
+
+def audit(spark: SparkSession, made: AuditPlan) -> Report:
+    from master.audit.job import Audit
+
+    return Audit(spark, made).run()
+
+
+def about(found: Found) -> set[tuple[str, str]]:
+    """(stream, what each example is about)."""
+    name = "owner" if found.check.name in _OF_OWNERS else "ticket" if found.check.name in _OF_TICKETS else "id"
+    return {(found.stream, getattr(example, name)) for example in found.examples}
+
+
+@pytest.fixture(scope="module")
+def seeded(spark: SparkSession, redis_server: EmbeddedRedis) -> tuple[Report, set[oracle.Finding]]:
+    """One audit of a system with everything wrong, and what the oracle says of it."""
+    link = Link(redis_server.url, "test")
+    try:
+        link.call("FLUSHALL")
+        seeding.seed(link)
+        time.sleep(2 * LIMITS.reaped_ms / 1000)
+        return audit(spark, plan(redis_server.url)), oracle.look(link, list(STREAMS), GROUP, LIMITS, CAP)
+    finally:
+        link.close()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_is_wrong_is_found_with_the_right_example(seeded: tuple[Report, set[oracle.Finding]], check: str) -> None:
+    report, _ = seeded
+    found = [one for one in report.found if one.check.name == check]
+    assert set().union(*map(about, found)) == EXPECTED[check]
+    assert sum(one.count for one in found) == len(EXPECTED[check])
+
+
+def test_the_job_and_the_plain_implementation_find_the_same(seeded: tuple[Report, set[oracle.Finding]]) -> None:
+    report, plain = seeded
+    assert {(one.check.name, *place) for one in report.found for place in about(one)} == plain
+    assert {check for check, _, _ in plain} == set(CHECKS), "each check has its seed"
+
+
+def test_what_cannot_be_proven_is_said(seeded: tuple[Report, set[oracle.Finding]]) -> None:
+    said = "\n".join(seeded[0].unproven)
+    assert "pending-side: the run log is empty" in said
+    assert "capped: the run log was capped; executions recorded before 5-1 are not in it" in said
+    assert "capped: 1 executions may be repeats" in said
+    assert "runs-side: 1 entries are not later than the first one that was handled (that was added at 1 ms)" in said
+
+
+def test_figures_count_what_was_looked_at(seeded: tuple[Report, set[oracle.Finding]]) -> None:
+    figures = seeded[0].figures
+    assert figures["pending"] == 17
+    assert figures["crashed"] == 1
+    assert figures["unsuccessful"] == 3  # crashed, failed, gave up
+    assert figures["slowest_recovery_ms"] == 3000.0
+    assert seeded[0].exit_code == 1
+    assert seeded[0].verdict == "bad"
+
+
+def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
+    spark: SparkSession, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An acknowledgement between the two looks: what a running system does all the time."""
+    seeder = Seeder(link, "s")
+    seeder.add(("1-1", "a"), ("2-1", "b"))
+    seeder.read()
+    seeder.live("c1:1")
+    seeder.own("c1:1", "1-1", "2-1")
+
+    from master.audit.job import Audit
+
+    running = Audit(spark, plan(redis_url, "s"))
+    first_look = running._second_look
+
+    def moved() -> list[Found]:
+        assert running._suspects.counts == {("pending_without_index", "s"): 2}
+        seeder.over("1-1")
+        seeder.index("b", "c1:1 5 2-1")
+        return first_look()
+
+    monkeypatch.setattr(running, "_second_look", moved)
+    report = running.run()
+    assert report.found == ()
+    assert report.exit_code == 0
+
+
+def test_an_empty_stream_is_clean(spark: SparkSession, link: Link, redis_url: str) -> None:
+    Seeder(link, "s")
+    report = audit(spark, plan(redis_url, "s"))
+    assert (report.verdict, report.unproven) == ("clean", ())
+
+
+def test_a_group_that_does_not_exist_is_refused_with_the_settings_to_look_at(spark: SparkSession, link: Link, redis_url: str) -> None:
+    link.call("XADD", "s", "*", "ticket_id", "1")
+    with pytest.raises(StartRefused, match=r"USHER_TICKET_STREAM, USHER_GROUP: stream s has no group g"):
+        audit(spark, plan(redis_url, "s"))
+    with pytest.raises(StartRefused, match="USHER_GROUP"):
+        audit(spark, plan(redis_url, "nothing"))
+
+
+def test_redis_gone_in_the_middle_says_nothing_about_the_system(spark: SparkSession, short_tmp: object) -> None:
+    from pathlib import Path
+
+    with EmbeddedRedis(Path(str(short_tmp)) / "gone", durable=False) as server:
+        link = Link(server.url, "test")
+        seeder = Seeder(link, "s")
+        seeder.add(*((f"{n}-1", "a") for n in range(1, 2000)))
+        seeder.read()
+        link.close()
+        calls = 0
+
+        def cut(chunk: bytes) -> bytes | None:
+            nonlocal calls
+            calls += b"999-1" in chunk
+            return None if calls else chunk
+
+        with Proxy(server.url, cut) as proxy, pytest.raises(StartRefused, match=r"not finished, so it says nothing: .*Redis.* (went away|closed)"):
+            audit(spark, plan(proxy.url, "s"))

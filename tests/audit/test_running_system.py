@@ -1,0 +1,71 @@
+"""Audits of a real system while messages flow: no false alarm."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.redis_client import Link
+from master.audit.findings import Limits
+from tests.process.crew import KEYS, Crew, Producer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LEASE_MS = 3000
+#: So long that the run log is never cut: then everything can be proven.
+_RECORDS = 1_000_000
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("audits", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, redis_url: str, audits: int) -> None:
+    from master.audit.job import Audit, AuditPlan
+
+    # The machine may be busy with something else for a while: what is idle for a minute is.
+    limits = Limits(owner_idle_ms=20 * _LEASE_MS, parked_ms=60_000, clocks_ms=100, reaped_ms=60_000)
+    plan = AuditPlan(redis_url, (KEYS.stream,), KEYS.group, "ticket_id", limits, 0.5, _RECORDS)
+    stop = threading.Event()
+    reports = []
+    suspects: dict[tuple[str, str], int] = {}
+    with Crew(tmp_path, redis_url, USHER_DEMO_WORK_MS="20", USHER_RUN_LOG_LENGTH=str(_RECORDS)) as crew:
+        crew.start(1, ["c1", "c2"])
+        link = Link(redis_url, "producer")
+        producer = Producer(link, tickets=50)
+
+        def send() -> None:
+            while not stop.is_set():
+                producer.send(200, per_second=1000, within_s=60)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        looking = Link(redis_url, "test")
+        try:
+            crew.until(lambda: looking.call("XLEN", KEYS.runs) > 5, 60, "messages flow")
+            for _ in range(audits):
+                running = Audit(spark, plan)
+                reports.append(running.run())
+                suspects.update(running._suspects.counts)
+        finally:
+            stop.set()
+            sender.join()
+            looking.close()
+        crew.wait_until_settled(link, 60)
+        reports.append(Audit(spark, plan).run())
+        link.close()
+    told = [(one.check.name, one.count, one.examples[:2]) for report in reports for one in report.found]
+    assert told == []
+    assert [sentence for report in reports for sentence in report.unproven] == []
+    assert reports[0].figures["pending"] + reports[0].figures["executions"] > 0
+    # All were read, all are over, and of each the run log tells: nothing was left out.
+    assert reports[-1].figures["pending"] == 0
+    assert reports[-1].figures["executions"] >= reports[-1].figures["settled"] == len(producer.accepted) > 0
+    assert audits < 10 or suspects, "the second look had nothing to drop: there was no load"
+    sys.stdout.write(
+        f"{len(producer.accepted)} messages, pending at the audits: {[report.figures['pending'] for report in reports]}, suspects {suspects}"
+    )

@@ -1,0 +1,102 @@
+"""The data sources on their own: each row as Redis has it, whole, in parts of any size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from common.keys import Keys
+from common.redis_client import Link
+from tests.audit.seeding import GROUP, Seeder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read(spark: SparkSession, source: str, url: str, **options: Any) -> DataFrame:
+    return spark.read.format(source).options(url=url, group=GROUP, **options).load()
+
+
+@pytest.fixture
+def filled(link: Link) -> Seeder:
+    """200 entries of 7 tickets, every third one pending for c1:1, bursts in between."""
+    seeder = Seeder(link, "s")
+    ids = [f"{n if n < 100 else 1_000_000 + n}-{n % 3}" for n in range(1, 201)]
+    seeder.add(*((entry_id, f"T{at % 7}") for at, entry_id in enumerate(ids)))
+    seeder.read()
+    seeder.live("c1:1")
+    seeder.own("c1:1", *ids[::3], deliveries=4)
+    seeder.over(*(entry_id for at, entry_id in enumerate(ids) if at % 3))
+    return seeder
+
+
+@pytest.mark.parametrize("parts", [1, 7])
+def test_pending_entries_come_with_their_tickets_each_once(spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int) -> None:
+    rows = read(spark, "redis_pending", redis_url, stream="s", partitions=parts).collect()
+    pending = link.call("XPENDING", "s", GROUP, "-", "+", 1000)
+    assert sorted(row.id for row in rows) == sorted(entry_id.decode() for entry_id, *_ in pending)
+    one = next(row for row in rows if row.id == "1-1")
+    assert (one.stream, one.group, one.ms, one.seq) == ("s", GROUP, 1, 1)
+    assert (one.consumer, one.deliveries, one.ticket, one.in_stream) == ("c1:1", 4, "T0", True)
+    assert one.idle_ms >= 0
+    assert one.age_ms > 1_600_000_000_000
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+def test_with_all_entries_those_that_are_over_come_too(spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int) -> None:
+    filled.add(("9000000-1", "new"))  # not read by the group: not its business
+    rows = read(spark, "redis_pending", redis_url, stream="s", entries="all", partitions=parts).collect()
+    assert len(rows) == len({row.id for row in rows}) == 200
+    assert sum(row.consumer is None for row in rows) == 133
+
+
+def test_few_pending_entries_in_a_long_stream_are_looked_up_one_by_one(spark: SparkSession, link: Link, redis_url: str) -> None:
+    seeder = Seeder(link, "s")
+    seeder.add(*((f"{n}-1", f"T{n}") for n in range(1, 5001)))
+    seeder.read()
+    seeder.over(*(f"{n}-1" for n in range(2, 5000) if n != 4000))
+    link.call("XDEL", "s", "4000-1")
+    rows = read(spark, "redis_pending", redis_url, stream="s", partitions=1).orderBy("ms").collect()
+    assert [(row.id, row.ticket, row.in_stream) for row in rows] == [("1-1", "T1", True), ("4000-1", None, False), ("5000-1", "T5000", True)]
+
+
+def test_entries_come_as_text_and_exactly(spark: SparkSession, link: Link, redis_url: str) -> None:
+    link.call("XADD", "s", "18446744073709551615-5", "ticket_id", "a", "bad", b"\xff\x00", "bad", "second")
+    [row] = read(spark, "redis_stream", redis_url, stream="s", raw="true").collect()
+    assert row.id == "18446744073709551615-5"
+    assert row.ms == 2**63 - 1
+    assert row.fields == {"ticket_id": "a", "bad": "\ufffd\x00"}
+    assert [bytes(part) for part in row.raw] == [b"ticket_id", b"a", b"bad", b"\xff\x00", b"bad", b"second"]
+    assert read(spark, "redis_stream", redis_url, stream="s", first="1-1", last="2-2").count() == 0
+
+
+def test_executions_tickets_attempts_and_members(spark: SparkSession, filled: Seeder, link: Link, redis_url: str) -> None:
+    filled.ran("c1:1", ("1-1", "T0", 1 << 52, 10, 20), ("2-2", "T1", 5, 10, 0, "crashed"))
+    filled.index("T0", "c1:1 7 1-1 4-1")
+    filled.index("T1", "rubbish")
+    link.call("HSET", filled.keys.attempts, "1-1", 3)
+    runs = {row.id: row for row in read(spark, "redis_runs", redis_url, stream="s").collect()}
+    assert (runs["1-1"].fence, runs["1-1"].outcome, runs["1-1"].consumer, runs["1-1"].end_us) == (1 << 52, "done", "c1:1", 20)
+    assert (runs["2-2"].outcome, runs["2-2"].attempt, runs["2-2"].ms) == ("crashed", 1, 2)
+    tickets = {(row.ticket, row.owner, row.fence, row.id) for row in read(spark, "redis_tickets", redis_url, stream="s").collect()}
+    assert tickets == {("T0", "c1:1", 7, "1-1"), ("T0", "c1:1", 7, "4-1"), ("T1", None, None, None)}
+    assert [tuple(row) for row in read(spark, "redis_attempts", redis_url, stream="s").collect()] == [("s", "1-1", 3)]
+    members = {row.name: (row.pending, row.lives) for row in read(spark, "redis_consumers", redis_url, stream="s").collect()}
+    assert members == {"master": (0, False), "c1:1": (67, True)}
+
+
+def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_url: str) -> None:
+    for stream in ("a", "b{1}"):
+        seeder = Seeder(link, stream)
+        seeder.add(("1-1", "t"))
+        seeder.read()
+    rows = read(spark, "redis_pending", redis_url, stream="a, b{1}").collect()
+    assert sorted(row.stream for row in rows) == ["a", "b{1}"]
+    assert read(spark, "redis_runs", redis_url, stream="a,b{1}").count() == 0
+    assert Keys("a", GROUP).runs != Keys("b{1}", GROUP).runs
+
+
+def test_without_an_address_the_option_is_named(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="say which Redis"):
+        spark.read.format("redis_pending").load().count()

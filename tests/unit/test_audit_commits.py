@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import StartRefused
+from master.audit.commits import Commit, DataSet, locked
+
+
+def stage(data: DataSet, number: int, *names: str) -> None:
+    for name in names:
+        file = data.staging(number) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+
+
+def visible(folder: Path) -> list[str]:
+    """What a Parquet reader sees: nothing below names that begin with _."""
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.parquet") if not file.relative_to(folder).parts[0].startswith("_"))
+
+
+def test_a_commit_makes_all_files_visible_and_is_the_last_one(tmp_path: Path) -> None:
+    data = DataSet(tmp_path)
+    assert data.recover() is None
+    stage(data, 1, "date=1/a.parquet", "date=2/a.parquet", "_SUCCESS")
+    made = data.commit(Commit(1, "s", "0-0", "5-1", 2))
+    assert visible(tmp_path) == ["date=1/00000001-a.parquet", "date=2/00000001-a.parquet"]
+    assert DataSet(tmp_path).recover() == made
+
+
+def test_what_was_staged_and_not_committed_is_thrown_away(tmp_path: Path) -> None:
+    data = DataSet(tmp_path)
+    stage(data, 1, "date=1/a.parquet")
+    assert data.recover() is None
+    assert not data.staging(1).exists()
+    assert visible(tmp_path) == []
+
+
+def test_what_was_committed_and_half_moved_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataSet(tmp_path)
+    stage(data, 1, "date=1/a.parquet", "date=2/a.parquet")
+    monkeypatch.setattr(DataSet, "_publish", lambda *_: None)
+    data.commit(Commit(1, "s", "0-0", "5-1", 2))
+    monkeypatch.undo()
+    done = data.place(1, "date=1/a.parquet")
+    done.parent.mkdir(parents=True)
+    (data.staging(1) / "date=1/a.parquet").rename(done)
+    data.recover()
+    assert visible(tmp_path) == ["date=1/00000001-a.parquet", "date=2/00000001-a.parquet"]
+
+
+def test_a_half_written_commit_is_none(tmp_path: Path) -> None:
+    data = DataSet(tmp_path)
+    stage(data, 1, "date=1/a.parquet")
+    (tmp_path / "_commits").mkdir()
+    (tmp_path / "_commits" / "1.json.new").write_text('{"number": 1')
+    assert data.recover() is None
+
+
+def test_files_removed_by_hand_and_a_broken_commit_are_named(tmp_path: Path) -> None:
+    data = DataSet(tmp_path)
+    stage(data, 1, "date=1/a.parquet")
+    data.commit(Commit(1, "s", "0-0", "5-1", 1))
+    data.place(1, "date=1/a.parquet").unlink()
+    with pytest.raises(StartRefused, match="removed by hand"):
+        data.recover()
+    (tmp_path / "_commits" / "1.json").write_text("{")
+    with pytest.raises(StartRefused, match="last commit .* cannot be read"):
+        data.recover()
+
+
+def test_an_archive_has_one_writer(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(StartRefused, match="another process writes"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.keys import Keys
+from master.audit.facts import StreamFacts, is_capped, unproven
+from master.audit.findings import CHECKS, Example, Found, Limits, Member, commands, in_order, index_agrees, judge_members, repair
+from master.audit.plots import bars, line
+from master.audit.ranges import Probe, cut, points
+from master.audit.snapshot import Look, still_holds
+
+KEYS = Keys("s", "g")
+LIMITS = Limits(owner_idle_ms=1000, reaped_ms=1000)
+FULL = Example("s", "5-1", "it's", "c1:1", "what was seen")
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_every_check_says_what_how_to_look_and_what_to_do(check: object) -> None:
+    one = CHECKS[check.name]  # type: ignore[attr-defined]
+    assert one.rule.endswith(".")
+    assert one.means.endswith(".")
+    lines = commands(one, FULL, KEYS)
+    assert len(lines) == len(one.look) > 0
+    assert not any("{" in line.replace("{s}", "") for line in [*lines, repair(one, FULL, KEYS)]), "everything is filled in"
+
+
+def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
+    assert commands(CHECKS["index_unreadable"], FULL, KEYS) == ["redis-cli HGET '{s}:g:tickets' 'it'\"'\"'s'"]
+    assert commands(CHECKS["index_unreadable"], Example("s"), KEYS) == []
+
+
+def test_the_worst_comes_first() -> None:
+    found = [Found(CHECKS[name], "s", 1, 1) for name in ("key_leaked", "overlap", "parked_too_long", "owners_differ")]
+    assert [one.check.name for one in in_order(found)] == ["owners_differ", "overlap", "parked_too_long", "key_leaked"]
+
+
+@pytest.mark.parametrize(
+    ("member", "check"),
+    [
+        (Member("s", "c:1", 5, 9000, 9000, lives=True), None),
+        (Member("s", "c:1", 5, 9000, 0, lives=False), "owner_dead"),
+        (Member("s", "c:1", 5, 500, 0, lives=False), None),  # it has just died: recovery is under way
+        (Member("s", "c:1", 0, 0, 9000, lives=False), "consumer_leaked"),
+        (Member("s", "c:1", 0, 0, 500, lives=False), None),
+        (Member("s", "stranger", 5, 0, 0, lives=False), "stranger_owns"),
+        (Member("s", "stranger", 0, 0, 9000, lives=False), None),
+        (Member("s", "master", 5, 9000, 9000, lives=False), None),
+        (Member("s", "halted", 5, 9000, 9000, lives=False), None),
+        (Member("s", "c:1", 0, 0, 0, lives=False, in_group=False), "key_leaked"),
+        (Member("s", "c:1", 0, 0, 0, lives=True, in_group=False), None),
+    ],
+)
+def test_members_of_the_group_are_judged(member: Member, check: str | None) -> None:
+    assert [name for name, _, _ in judge_members([member], LIMITS)] == ([check] if check else [])
+
+
+@pytest.mark.parametrize(
+    ("owner", "recorded", "agrees"),
+    [
+        ("c:1", "c:1", True),
+        ("c:2", "c:1", False),
+        ("master", "returned", True),
+        ("c:1", "returned", False),
+        ("halted", "halted", True),
+        ("master", "halted", True),
+        ("c:1", "halted", False),
+    ],
+)
+def test_what_the_index_allows(owner: str, recorded: str, agrees: bool) -> None:
+    assert index_agrees(owner, recorded) is agrees
+
+
+_WELL = Look("c:1", 0, 1, ("c:1", frozenset({"5-1"})), True, True, True, None)
+_WRONG: dict[str, Look] = {
+    "pending_without_index": _WELL._replace(record=None),
+    "index_without_pending": _WELL._replace(owner=None),
+    "owners_differ": _WELL._replace(record=("c:2", frozenset({"5-1"}))),
+    "index_unreadable": _WELL._replace(record=None, readable=False),
+    "idle_too_long": _WELL._replace(idle_ms=5000),
+    "parked_too_long": _WELL._replace(owner="master", record=None, idle_ms=10**9),
+    "body_gone": _WELL._replace(in_stream=False),
+    "delivered_often": _WELL._replace(deliveries=100),
+    "attempts_many": _WELL._replace(attempts=9),
+    "attempts_leaked": _WELL._replace(owner=None, attempts=1),
+    "lost": _WELL._replace(owner=None, record=None),
+}
+
+
+@pytest.mark.parametrize("check", _WRONG)
+def test_the_second_look_keeps_what_is_wrong_and_drops_what_is_well(check: str) -> None:
+    suspect = Example("s", "5-1", "t", "c:1")
+    assert still_holds(check, suspect, _WRONG[check], LIMITS)
+    assert not still_holds(check, suspect, _WELL, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("length", "added", "cap", "capped"), [(10, 10, 5, False), (10, 11, 99, True), (10, None, 10, True), (9, None, 10, False), (9, None, 0, False)]
+)
+def test_whether_a_run_log_was_capped(length: int, added: int | None, cap: int, capped: bool) -> None:
+    assert is_capped(length, added, cap) is capped
+
+
+def facts(run_first: bytes | None, capped: bool) -> StreamFacts:
+    return StreamFacts("s", "g", 9000, 5, b"7-1", 0, 3, run_first, capped, 0)
+
+
+def test_only_entries_added_after_the_first_record_of_a_capped_log_are_judged() -> None:
+    assert facts(b"500-1", capped=True).floor_ms == 500
+    assert facts(b"500-1", capped=False).floor_ms == -1
+    assert facts(None, capped=False).floor_ms == 9000
+    assert list(unproven(facts(b"500-1", capped=False), 1, 0, 0)) == []
+    assert len(list(unproven(facts(b"500-1", capped=True), 1, 3, 4))) == 3
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=300), st.integers(1, 12), st.integers(1, 20))
+def test_parts_cover_everything_once_whatever_the_probes_say(at: list[int], parts: int, probes: int) -> None:
+    ids = sorted(set(at))
+    lowest, highest = ids[0], ids[-1]
+    seen = []
+    for point in points(lowest, highest, probes):
+        behind = [one for one in ids if one >= point][:5]
+        seen.append(Probe(point, len(behind), behind[-1] if behind else 0, len(behind) == 5))
+    ranges = cut(lowest, highest, seen, parts)
+    assert len(ranges) <= parts
+    assert (ranges[0][0], ranges[-1][1]) == (lowest, highest)
+    assert all(first <= last for first, last in ranges)
+    assert all(earlier[1] + 1 == later[0] for earlier, later in itertools.pairwise(ranges))
+
+
+def test_a_burst_is_cut_into_parts_too() -> None:
+    """A thousand entries in the first hundredth of the time."""
+    ids = [*range(1000), 100_000]
+    seen = []
+    for point in points(0, 100_000, 400):
+        behind = [one for one in ids if one >= point][:50]
+        seen.append(Probe(point, len(behind), behind[-1], len(behind) == 50))
+    sizes = [sum(first <= one <= last for one in ids) for first, last in cut(0, 100_000, seen, 4)]
+    assert max(sizes) < 500
+
+
+def test_a_chart_of_nothing_says_so_and_a_line_needs_two_runs() -> None:
+    assert bars("t", "n", [("a", 0)], "nothing").empty == "nothing"
+    assert [bar.width > 0 for bar in bars("t", "n", [("a", 5), ("b\x1b", 0)], "").bars] == [True, False]
+    assert line("t", [{"run": "1", "pending": 3}], "pending") is None
+    drawn = line("t", [{"run": "1", "pending": 3}, {"run": "2", "pending": None}, {"run": "3", "pending": 0}], "pending")
+    assert drawn is not None
+    assert [y for _, y, _ in drawn.dots] == [5.0, 115.0]
