@@ -18,7 +18,9 @@ _SEED = 1
 _PATIENCE_S = 300.0
 
 
-def throughput(messages: int, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+def throughput(
+    messages: int, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str], run_log: bool = True
+) -> dict[str, Any]:
     """One run: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock starts.
 
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
@@ -28,7 +30,7 @@ def throughput(messages: int, tickets: int, payload: int, consumers: int, durabl
         last_id = rig.fill(names, b"x" * payload)
         floor_s = floor_seconds(rig, consumers, messages)
         rig.stream.create_group(b"0-0")
-        rig.start_programs(consumers, "common.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000"})
+        rig.start_programs(consumers, "common.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0"})
         cpu_before = rig.cpu()
         rig.release()
         rig.wait_until_begun()
@@ -44,6 +46,7 @@ def throughput(messages: int, tickets: int, payload: int, consumers: int, durabl
             "payload_bytes": payload,
             "consumers": consumers,
             "appendonly": durable,
+            "run_log": run_log,
             "messages_per_second": round(messages / seconds, 1),
             "floor_per_second": round(messages / floor_s, 1),
             "ratio": round(floor_s / seconds, 4),

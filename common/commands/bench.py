@@ -52,10 +52,11 @@ def bench() -> None:
 @_CONSUMERS
 @_RUNS
 @_VOLATILE
+@click.option("--no-run-log", is_flag=True, help="Without the run log, to see what it costs.")
 @_JSON
-def throughput(messages: int, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+def throughput(messages: int, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, no_run_log: bool, as_json: bool) -> None:
     _report(
-        lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof, os.environ),
+        lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log),
         runs,
         ("messages_per_second", "floor_per_second", "ratio"),
         as_json,
