@@ -110,7 +110,8 @@ class Acker(Service):
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
         """A message is given up; its lane is held. If its ticket does not simply go on, what is queued of it is not ours from now on: the
         script that comes takes it back, and may hand it to us again before we have seen its answer."""
-        policy = SKIP if message.body_is_gone else self.policy
+        # Nothing waits behind a message without a ticket id, so there is nothing to halt.
+        policy = SKIP if message.body_is_gone or not message.ticket_id else self.policy
         if policy != SKIP:
             self._keeper.end(message.ticket, message.fence, message.stream_id)
         self._given_up.append(GivenUp(lane, message, bury, policy))

@@ -12,6 +12,7 @@ from typing import Any
 from common.attempts import Attempts
 from common.keys import Keys
 from common.log import event
+from common.message import ticket_text
 from common.redis_client import CommandRefused, Link
 from common.run_log import CRASHED, encode
 from common.scripts import ScriptRunner
@@ -49,7 +50,7 @@ class Predecessor:
             link.close()
         self._is_told = True
         for left, attempts in noted:
-            ticket, entry_id = left.ticket.decode(), left.stream_id.decode()
+            ticket, entry_id = ticket_text(left.ticket), left.stream_id.decode()
             facts: dict[str, Any] = {"ticket": ticket, "id": entry_id, "fence": left.fence, "attempt": attempts.starts}
             event(log, "handler_crashed", level=logging.ERROR, **facts, failures=attempts.failures, crashes=attempts.crashes)
 

@@ -30,6 +30,7 @@ if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])
   redis.call('XLEN', KEYS[6])
+  redis.call('XPENDING', KEYS[1], ARGV[1]) -- and so does a missing group: after the letter it would cost one letter more per try
 end
 at_full_memory(KEYS[3])
 

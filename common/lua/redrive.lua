@@ -15,6 +15,7 @@
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])
+redis.call('XPENDING', stream, group) -- so does a missing group
 redis.call('HLEN', KEYS[4])
 
 local function has_uid(fields)

@@ -27,6 +27,8 @@ from consumer.policy.quarantine import Isolation
 
 #: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for a longer time.
 _PATIENCE_S, _REST_S = 30.0, 120.0
+#: Where handlers take longer than that, patience grows with each vain wait, up to this.
+_MOST_PATIENCE_S = 960.0
 
 
 #: A member of an enum costs a look-up in Python 3.11, and lanes are made all the time.
@@ -75,6 +77,7 @@ class LaneBoard(Generic[M]):
         self._apart: deque[tuple[Lane[M], Isolation]] = deque()
         self._isolated: Lane[M] | None = None  # the one that is not TOGETHER
         self._silent_since_s: float | None = None  # nothing starts, because a lane wants to be alone and something still runs
+        self._patience_s = _PATIENCE_S
         self.held_ids: set[bytes] = set()
         self._waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
@@ -169,8 +172,9 @@ class LaneBoard(Generic[M]):
             self._silent_since_s = None
         elif self._silent_since_s is None:
             self._silent_since_s = now_s
-        elif now_s - self._silent_since_s > _PATIENCE_S:  # something runs that may never end; the others must not wait for that
+        elif now_s - self._silent_since_s > self._patience_s:  # something runs that may never end; the others must not wait for that
             self._silent_since_s = None
+            self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
             self.ready = self._queue
             for lane, _ in self._apart:
                 self._wait(lane, now_s + _REST_S)
@@ -187,6 +191,7 @@ class LaneBoard(Generic[M]):
                 return
         self._apart.popleft()
         self._isolated, lane.isolation = lane, isolation
+        self._patience_s = _PATIENCE_S
         self.ready.append(lane)
 
     def wake_due(self, now_s: float) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import GiveUp, ReplyUnknown
+from common.errors import GiveUp, GroupMissing, ReplyUnknown
 from common.stream_id import rank
 from master.dead_letters import DeadLetters
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
@@ -258,3 +258,55 @@ def test_when_the_group_is_lost_what_a_ticket_waits_for_goes_back_to_its_place(s
     letters.redrive(stage.world.letter_ids())
     stage.finish(m, [a])
     stage.check_done(T, [ids[0], *ids])
+
+
+@pytest.mark.parametrize("what", ["redrive", "drop"])
+def test_a_message_without_a_ticket_id_halts_nothing(stage: Stage, letters: DeadLetters, what: str) -> None:
+    """Nothing waits behind it; and its letter, which names no ticket, could not find its place again."""
+    m, a = stage.leader(spread=True), stage.consumer(policy="park")
+    m.settle()
+    stage.link.call("XADD", stage.keys.stream, "*", "text", "no ticket")
+    m.settle()
+    _fails(a)
+    a.flush()
+    assert not stage.world.state().index
+    getattr(letters, what)(stage.world.letter_ids())
+    stage.finish(m, [a])
+    assert len(stage.history.starts) == (2 if what == "redrive" else 1)
+    assert (stage.world.state().index, stage.world.pending(), m.board.tickets) == ({}, {}, {})
+
+
+def test_while_the_group_is_missing_no_letter_is_written(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer(policy="park")
+    m.settle()
+    stage.send(T)
+    stage.send(T)
+    m.settle()
+    _fails(a)
+    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
+    for _ in range(3):
+        with pytest.raises(GroupMissing):
+            a.flush()
+    assert not stage.world.dead()
+    stage.finish(m, [a])
+    assert len(stage.world.dead()) == 1
+
+
+def test_while_the_group_is_missing_nothing_is_redriven(stage: Stage, letters: DeadLetters) -> None:
+    m, a = stage.leader(), stage.consumer(policy="park")
+    m.settle()
+    stage.send(T)
+    stage.send(T)
+    m.settle()
+    _fails(a)
+    a.flush()
+    m.settle()
+    before = stage.link.call("HGETALL", stage.keys.tickets)
+    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
+    with pytest.raises(GroupMissing):
+        letters.redrive(stage.world.letter_ids())
+    assert (stage.link.call("HGETALL", stage.keys.tickets), len(stage.world.dead())) == (before, 1)
+    stage.finish(m, [a])
+    letters.redrive(stage.world.letter_ids())
+    stage.finish(m, [a])
+    assert (len(stage.history.starts), stage.world.dead()) == (3, [])

@@ -140,6 +140,28 @@ class TestPatience:
         board.wake_due(251.0)
         assert tickets(board) == [b"A"], "and is set apart again"
 
+    def test_it_grows_where_handlers_take_longer_and_is_as_before_once_it_was_worth_it(self) -> None:
+        board = filled(RUNS=entries(1), A=entries(2))
+        runs = taken(board)
+        a = set_apart(board, ALONE)
+        for began_s, patience_s in ((100.0, 30.0), (300.0, 60.0), (600.0, 120.0)):
+            board.wake_due(began_s)
+            if board.take() is a:
+                board.set_apart(a, a.queue.popleft(), ALONE)
+            board.let_in(began_s)
+            board.let_in(began_s + patience_s)
+            assert board.wake_due(began_s + patience_s) is None, "it still waits for silence"
+            board.let_in(began_s + patience_s + 1)
+            assert board.wake_due(began_s + patience_s + 1) == began_s + patience_s + 121, "the others have their turn"
+        board.wake_due(1000.0)
+        assert board.take() is a
+        board.set_apart(a, a.queue.popleft(), ALONE)
+        board.let_in(1000.0)
+        board.hold(runs)
+        board.let_in(1100.0)
+        assert taken(board) is a
+        assert board._patience_s == 30.0
+
     def test_the_wait_is_counted_anew_for_each(self) -> None:
         board = filled(RUNS=entries(1), A=entries(2), B=entries(3))
         runs = taken(board)
