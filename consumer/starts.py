@@ -12,7 +12,6 @@ from consumer.context import Message
 from consumer.journal import Journal
 from consumer.owner_steps import OwnerSteps
 
-
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +29,7 @@ class StartBook:
         """Write to Redis what will be true when ``message`` has started. False: it is not ours any more. Raises what ``Link.call`` raises,
         and OwnershipLost."""
         self._alone = message
-        return bool(self._steps.charge({message.stream_id: ahead}))
+        return self._steps.charge_ahead(message.stream_id, ahead)
 
     def give_back(self, steps: OwnerSteps) -> None:
         """This process ends by our own doing, so what runs alone is not to blame: take back what was charged ahead. ``steps``: over a

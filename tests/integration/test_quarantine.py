@@ -159,6 +159,20 @@ def test_alone_it_does_not_start_unless_redis_has_said_that_its_start_is_noted(s
     assert known(stage) == {}
 
 
+def test_alone_it_waits_for_a_group_that_was_lost_to_be_there_again(stage: Stage, process: Process) -> None:
+    first, second = hand_over(stage, process, T, T)
+    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
+    process.crash()
+    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
+    for _ in range(5):
+        assert process.now.start() is None
+    process._master.settle()
+    process.now.keeper._board.wake_due(1e12)
+    stage.finish(process._master, [process.now])
+    stage.check_done(T, [first, second])
+    assert known(stage) == {}
+
+
 def test_alone_it_does_not_start_when_it_is_not_ours_any_more(stage: Stage, process: Process) -> None:
     [first] = hand_over(stage, process, T)
     stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
