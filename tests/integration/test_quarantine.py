@@ -194,9 +194,7 @@ def run_alone(stage: Stage, process: Process, value: str) -> Run:
 
 @pytest.mark.parametrize(("value", "cut_off"), [("2 0 2 0", Attempts(3, 0, 2)), ("3 1 0 3", Attempts(4, 1, 0, 3))])
 @pytest.mark.parametrize("is_told", [True, False], ids=["given back", "by the journal"])
-def test_alone_and_cut_off_for_a_known_reason_it_is_not_charged(
-    stage: Stage, process: Process, value: str, cut_off: Attempts, is_told: bool
-) -> None:
+def test_alone_and_cut_off_for_a_known_reason_it_is_not_charged(stage: Stage, process: Process, value: str, cut_off: Attempts, is_told: bool) -> None:
     """A drain whose grace is over, a lost lease, another Redis: only the first of them can still tell Redis itself."""
     alone = run_alone(stage, process, value)
     first = alone.message.stream_id
