@@ -50,7 +50,7 @@ class Message:
 
     __slots__ = (
         *("_fields", "_flat", "_lease", "alone", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
-        *("losses", "plain", "slot", "start_us", "stream_id", "ticket"),
+        *("losses", "plain", "shares_call", "slot", "start_us", "stream_id", "ticket"),
     )
 
     start_us: int  # of the last start; not before there was one
@@ -66,6 +66,7 @@ class Message:
         self.plain = known is NEVER and flat is not None  # nothing speaks against starting it at once
         self.slot = self.first_ms = 0  # the journal's slot; 0: none
         self.alone = False  # it was in a call of several messages that failed as a whole: the next call is about it alone
+        self.shares_call = False  # it is, or was last, in a call of several messages
         self.deadline: float | None = None
         self._flat = flat
         self._fields: dict[str, str] | None = None

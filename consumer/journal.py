@@ -28,12 +28,12 @@ from consumer.policy.quarantine import Left
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"usher-j1"
+_MAGIC = b"usher-j2"
 #: magic, origin (boot, stream and group), incarnation, is_explained
 _HEADER = struct.Struct("<8s64s96sB")
 _EXPLAINED = _HEADER.size - 1
-#: fence, start in microseconds, starts, failures, crashes, id, length of the ticket, ticket, state
-_SLOT = struct.Struct(f"<qqIII41sH{LONGEST_TICKET}sB")
+#: fence, start in microseconds, starts, failures, crashes, losses, id, length of the ticket, ticket, state
+_SLOT = struct.Struct(f"<qqIIII41sH{LONGEST_TICKET}sB")
 _STATE = _SLOT.size - 1  # last, so that it is written when the rest is there
 _FREE, _RUNNING, _BLAMED = 0, 1, 2
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
@@ -67,8 +67,8 @@ class Journal:
         except IndexError:  # more at once than was said
             return
         message.slot = slot
-        ticket, starts, failures, crashes = message.ticket, message.attempt, message.failures, message.crashes
-        self._pack(self._map, slot, message.fence, start_us, starts, failures, crashes, message.stream_id, len(ticket), ticket, _RUNNING)
+        ticket, known = message.ticket, (message.attempt, message.failures, message.crashes, message.losses)
+        self._pack(self._map, slot, message.fence, start_us, *known, message.stream_id, len(ticket), ticket, _RUNNING)
 
     def ended(self, message: Message) -> None:
         """The handler has ended."""
@@ -128,10 +128,10 @@ def read_journal(path: Path, origin: str) -> Former | None:
         return None
     left = []
     for at in range(_HEADER.size, len(content) - _SLOT.size + 1, _SLOT.size):
-        fence, start_us, starts, failures, crashes, padded_id, length, ticket, state = _SLOT.unpack_from(content, at)
+        fence, start_us, starts, failures, crashes, losses, padded_id, length, ticket, state = _SLOT.unpack_from(content, at)
         entry_id = padded_id.rstrip(b"\0")
         if state != _FREE and _ID.fullmatch(entry_id):
-            before = Attempts(starts, failures, crashes)
+            before = Attempts(starts, failures, crashes, losses)
             left.append(Left(ticket[:length], entry_id, fence, before, start_us, state == _BLAMED))
     with contextlib.suppress(UnicodeDecodeError):
         return Former(name.decode(), bool(is_explained), left)

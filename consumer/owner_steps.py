@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from common.attempts import Attempts, encode
-from common.errors import OwnershipLost
+from common.errors import GroupMissing, OwnershipLost
 from common.keys import Keys
 from common.registration import Registration
 from common.scripts import ScriptRunner
@@ -98,14 +98,25 @@ class OwnerSteps:
         return Buried(reply)
 
     def charge(self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0) -> list[bytes]:
-        """Note attempts by message id, for the next owner. Returns the ids of those that are still ours."""
+        """Note attempts by message id, for the next owner. Returns the ids of those that are ours at this moment."""
+        return list(self._charge(attempts, run_record, run_log_length)[1])
+
+    def charge_ahead(self, entry_id: bytes, ahead: Attempts) -> bool:
+        """Note a start before it happens. False: the message is not ours any more. Raises GroupMissing while nobody can say so: the group was
+        lost, and the message may come back to us."""
+        _, noted, in_doubt = self._charge({entry_id: ahead})
+        if in_doubt:
+            raise GroupMissing("the group was lost, and has not given the message to its owner again")
+        return bool(noted)
+
+    def _charge(self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0) -> Any:
         args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
         for entry_id, known in attempts.items():
             args += (entry_id, encode(known))
         keys = self._keys
         reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs), args)
         self._check(reply[0])
-        return list(reply[1])
+        return reply
 
     def drain(self, lease_ms: int) -> None:
         """Refuse hand-overs from now on."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from common.attempts import Attempts
-from common.redis_client import Link
+from common.errors import OwnershipLost, RedisTrouble, ServerChanged
+from common.log import event
+from common.redis_client import CommandRefused, Link
 from consumer.context import Message
 from consumer.journal import Journal
 from consumer.owner_steps import OwnerSteps
+
+log = logging.getLogger(__name__)
 
 
 class StartBook:
@@ -17,11 +23,24 @@ class StartBook:
         self.ended = journal.ended
         self._link = link
         self._steps = steps
+        self._alone: Message | None = None  # the last one that was charged ahead
 
     def charge(self, message: Message, ahead: Attempts) -> bool:
         """Write to Redis what will be true when ``message`` has started. False: it is not ours any more. Raises what ``Link.call`` raises,
         and OwnershipLost."""
-        return bool(self._steps.charge({message.stream_id: ahead}))
+        self._alone = message
+        return self._steps.charge_ahead(message.stream_id, ahead)
+
+    def give_back(self, steps: OwnerSteps) -> None:
+        """This process ends by our own doing, so what runs alone is not to blame: take back what was charged ahead. ``steps``: over a
+        connection that nobody else uses now. Never raises: what cannot be done is left to the journal."""
+        message = self._alone
+        if message is None or not message.in_hand:
+            return
+        try:
+            steps.charge({message.stream_id: message.known})
+        except (RedisTrouble, OwnershipLost, ServerChanged, CommandRefused) as trouble:
+            event(log, "charge_not_given_back", level=logging.WARNING, **message.facts(), why=str(trouble))
 
     def close(self) -> None:
         self._link.close()

@@ -2,7 +2,8 @@
 
 A thread cannot be ended from outside. So the attempt is charged, everything that finished is acknowledged, and the process leaves; its
 successor, a new incarnation with the same name lock, gets the tickets back at once. The journal says who is to blame, should Redis not
-hear of it; what else ran then was only in the way.
+hear of it; what else ran then was only in the way. Of a call with several messages nobody knows which of them hangs: they become suspects
+instead, so each goes alone the next time.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class Watchdog(Service):
         return self._every_s
 
     def _end(self, hung: list[Message]) -> None:
-        self._journal.blame(hung)
+        self._journal.blame(message for message in hung if not message.shares_call)
         for message in hung:
             event(log, "handler_hangs", level=logging.ERROR, **message.facts())
-        charged = {message.stream_id: Attempts(message.attempt, message.failures + 1) for message in hung}
+        charged = {message.stream_id: _charge(message) for message in hung}
         runs = [Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, 0) for message in hung]
         record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
         try:
@@ -82,3 +83,9 @@ class Watchdog(Service):
 
     def on_end(self) -> None:
         self._link.close()
+
+
+def _charge(message: Message) -> Attempts:
+    if message.shares_call:
+        return message.known._replace(crashes=message.crashes + 1)
+    return Attempts(message.attempt, message.failures + 1)

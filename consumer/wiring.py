@@ -135,6 +135,8 @@ class Incarnation:
         ends the process, if that is still there, when another owner may begin."""
         drained = self._drain.run(grace_s, self._say_goodbye)
         self._journal.explain()  # what still runs is cut off by us
+        if not drained.clean:
+            self._starts.give_back(self._drain_steps)
         ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
         for service in ending:
             service.stop()

@@ -4,7 +4,8 @@
 --       then for each message: id, starts, failures, crashes
 -- Returns: {"OK", {ids whose attempts are noted}}
 -- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however often it is told:
---          a number of starts that is not above the known one says nothing new.
+--          a number of starts that is not above the known one says nothing new, but for fewer failures of the same start: it was charged
+--          before it happened, and is not to blame.
 -- Memory: works when full
 --- @include attempts
 --- @include at_full_memory
@@ -18,9 +19,11 @@ for at = 6, #ARGV, 4 do
   local rows = redis.pcall('XPENDING', stream, group, id, id, 1)
   if not rows.err and #rows == 1 then
     local starts, failures, crashes, losses = read_attempts(redis.call('HGET', attempts_key, id))
-    local told = tonumber(ARGV[at + 1])
-    if told > starts then
-      failures, crashes = math.max(failures, tonumber(ARGV[at + 2])), math.max(crashes, tonumber(ARGV[at + 3]))
+    local told, told_failures, told_crashes = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+    local is_given_back = told == starts and told_failures < failures and told_crashes == crashes
+    if told > starts or is_given_back then
+      failures = is_given_back and told_failures or math.max(failures, told_failures)
+      crashes = math.max(crashes, told_crashes)
       redis.call('HSET', attempts_key, id, attempts_value(told, failures, crashes, losses))
       noted[#noted + 1] = id
     end

@@ -67,13 +67,17 @@ def charges(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attemp
     ====================  ===========================================================
     the end               is charged to
     ====================  ===========================================================
-    explained             those that are blamed; the others were only in the way
+    explained             those that are blamed; the others were only in the way, and get back what was charged before they started
     not, and one was left it: nothing else ran that could have ended the process
     not, and several were nobody; all of them are suspects
     ====================  ===========================================================
     """
     if is_explained:
-        return [(one, one.before._replace(failures=one.before.failures + 1)) for one in left if one.is_blamed]
+        return [
+            (one, one.before._replace(failures=one.before.failures + one.is_blamed))
+            for one in left
+            if one.is_blamed or one.before.crashes or one.before.losses
+        ]
     suspected = [(one, one.before._replace(crashes=one.before.crashes + 1)) for one in left]
     if len(left) == 1:
         return [(one, attempts._replace(failures=one.before.blamed().failures)) for one, attempts in suspected]

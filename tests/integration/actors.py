@@ -247,7 +247,7 @@ class ConsumerActor:
         self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, 0.0, 1000, self.lost.append)
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
-        starts = StartBook(self.journal, self.link, self.steps)
+        self.starts = starts = StartBook(self.journal, self.link, self.steps)
         self.executor = Executor(self.keeper, self.acker, starts, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0, self.lost.append)
         self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
         self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, LEASE_MS)

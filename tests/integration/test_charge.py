@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.attempts import Attempts, decode
-from common.errors import OwnershipLost
+from common.errors import GroupMissing, OwnershipLost
 from common.streams import pairs
 from master.leader_steps import LeaderSteps
 from tests.integration.factories import Owner, World
@@ -64,6 +64,33 @@ def test_while_the_group_is_gone_nothing_is_noted_and_nothing_is_held_up(world: 
     assert attempts(world) == {}
     world.apart_because = "the group is gone"
     world.make_group()
+
+
+def test_ahead_of_a_start_a_lost_group_is_told_apart_from_a_message_that_is_not_ours(world: World, leader: LeaderSteps, owner: Owner) -> None:
+    """The index names us all the time; what is dropped here would be done by nobody."""
+    assert owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
+    world.link.call("HDEL", world.keys.attempts, "1-1")
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    with world.unchanged(), pytest.raises(GroupMissing):
+        owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
+    world.make_group()
+    with world.unchanged(), pytest.raises(GroupMissing):
+        owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
+    assert [found.id for found in leader.fetch(2)] == [b"1-1", b"1-10"]
+    for entry_id in (b"1-10", b"2-1"):  # one under master, one that the group was not given again
+        with world.unchanged(), pytest.raises(GroupMissing):
+            owner.steps.charge_ahead(entry_id, Attempts(3, 3, 2))
+    leader.rejoin([(b"T", b"1-1"), (b"T", b"1-10")])
+    assert owner.steps.charge_ahead(b"1-10", Attempts(3, 3, 2))
+    world.link.call("XACK", world.keys.stream, world.keys.group, b"1-1")
+    with world.unchanged():
+        assert not owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
+    other = world.join("b")
+    world.link.call("XCLAIM", world.keys.stream, world.keys.group, other.incarnation, 0, b"1-10")
+    world.link.call("HDEL", world.keys.attempts, "1-10")
+    with world.unchanged():
+        assert not owner.steps.charge_ahead(b"1-10", Attempts(3, 3, 2))
+    world.apart_because = "the group is not what the index says"
 
 
 def test_after_the_end_of_its_lease_an_owner_charges_nothing(world: World, owner: Owner) -> None:

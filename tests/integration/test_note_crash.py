@@ -87,6 +87,21 @@ def test_an_explained_end_charges_who_is_blamed(world: World, dead: Owner) -> No
     assert attempts(world) == {b"1-1": Attempts(2, 2)}
 
 
+@pytest.mark.parametrize("before", [Attempts(3, 0, 2), Attempts(4, 1, 0, 3)])
+def test_an_explained_end_gives_back_what_was_charged_ahead(world: World, dead: Owner, before: Attempts) -> None:
+    dead.steps.charge({b"1-1": before.blamed()})
+    assert tell(world, dead.incarnation, left(b"1-1", before), is_explained=True) == [b"1-1"]
+    assert attempts(world) == {b"1-1": before}
+    with world.unchanged():
+        assert tell(world, dead.incarnation, left(b"1-1", before), is_explained=True) == []
+
+
+def test_nothing_is_given_back_once_the_message_has_started_again(world: World, dead: Owner) -> None:
+    dead.steps.charge({b"1-1": Attempts(4, 4, 2)})
+    assert tell(world, dead.incarnation, left(b"1-1", Attempts(3, 0, 2)), is_explained=True) == []
+    assert attempts(world) == {b"1-1": Attempts(4, 4, 2)}
+
+
 def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
     tell(world, dead.incarnation, left(b"1-1", Attempts(1), b"T1"), left(b"2-1", Attempts(3, 2), b"T2"), run_log_length=100)
     [(_, fields)] = world.link.call("XRANGE", world.keys.runs, "-", "+")

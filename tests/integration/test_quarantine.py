@@ -159,6 +159,20 @@ def test_alone_it_does_not_start_unless_redis_has_said_that_its_start_is_noted(s
     assert known(stage) == {}
 
 
+def test_alone_it_waits_for_a_group_that_was_lost_to_be_there_again(stage: Stage, process: Process) -> None:
+    first, second = hand_over(stage, process, T, T)
+    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
+    process.crash()
+    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
+    for _ in range(5):
+        assert process.now.start() is None
+    process._master.settle()
+    process.now.keeper._board.wake_due(1e12)
+    stage.finish(process._master, [process.now])
+    stage.check_done(T, [first, second])
+    assert known(stage) == {}
+
+
 def test_alone_it_does_not_start_when_it_is_not_ours_any_more(stage: Stage, process: Process) -> None:
     [first] = hand_over(stage, process, T)
     stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
@@ -168,6 +182,52 @@ def test_alone_it_does_not_start_when_it_is_not_ours_any_more(stage: Stage, proc
         assert process.now.start() is None
     assert process.now.keeper.load() == (0, 0)
     stage.world.apart_because = "somebody acknowledged it behind our back"
+
+
+def run_alone(stage: Stage, process: Process, value: str) -> Run:
+    """A message of which Redis knows ``value``; its handler runs."""
+    [first] = hand_over(stage, process, T)
+    stage.link.call("HSET", stage.keys.attempts, first, value)
+    process.crash()
+    return process.begin()
+
+
+@pytest.mark.parametrize(("value", "cut_off"), [("2 0 2 0", Attempts(3, 0, 2)), ("3 1 0 3", Attempts(4, 1, 0, 3))])
+@pytest.mark.parametrize("is_told", [True, False], ids=["given back", "by the journal"])
+def test_alone_and_cut_off_for_a_known_reason_it_is_not_charged(stage: Stage, process: Process, value: str, cut_off: Attempts, is_told: bool) -> None:
+    """A drain whose grace is over, a lost lease, another Redis: only the first of them can still tell Redis itself."""
+    alone = run_alone(stage, process, value)
+    first = alone.message.stream_id
+    assert known(stage)[first] == cut_off.blamed()
+    process.now.journal.explain()
+    if is_told:
+        process.now.starts.give_back(process.now.steps)
+        assert known(stage)[first] == cut_off
+    process.crash()
+    assert known(stage)[first] == cut_off
+    process.begin().succeed()
+    process.now.flush()
+    assert known(stage) == {}
+    assert stage.world.dead() == []
+
+
+@pytest.mark.parametrize("trouble", ["connection", "lease"])
+def test_what_cannot_be_given_back_holds_up_nothing(stage: Stage, process: Process, trouble: str) -> None:
+    first = run_alone(stage, process, "2 0 2 0").message.stream_id
+    if trouble == "lease":
+        stage.end_lease(process.now)
+    else:
+        process.now.link.troubles["charge"] = Trouble.NEVER_SENT
+    process.now.starts.give_back(process.now.steps)
+    assert known(stage)[first] == Attempts(3, 3, 2)
+
+
+def test_what_has_ended_is_not_given_back(stage: Stage, process: Process) -> None:
+    alone = run_alone(stage, process, "2 0 2 0")
+    alone.fail(ValueError("no"))
+    process.now.flush()
+    process.now.starts.give_back(process.now.steps)
+    assert known(stage) == {alone.message.stream_id: Attempts(3, 1)}
 
 
 def test_failures_survive_the_process_and_a_request_to_be_called_later_is_none(stage: Stage, process: Process) -> None:

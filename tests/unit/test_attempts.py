@@ -69,6 +69,10 @@ class TestCharges:
         assert noted(left(1, Attempts(2, 1), is_blamed=True), left(2, Attempts(1)), is_explained=True) == {b"1-1": Attempts(2, 2, 0)}
         assert noted(left(1, Attempts(2, 1)), is_explained=True) == {}
 
+    def test_what_was_charged_ahead_is_as_before_when_the_end_is_explained(self) -> None:
+        for before in (Attempts(3, 0, 2), Attempts(4, 1, 0, 3)):
+            assert noted(left(1, before), is_explained=True) == {b"1-1": before}
+
     def test_where_nothing_ran_nobody_is_charged(self) -> None:
         assert noted() == {}
 

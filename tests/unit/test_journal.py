@@ -128,7 +128,7 @@ def test_the_next_incarnation_begins_anew_with_any_number_of_slots(path: Path) -
     assert read(path).left == [left(5)]
 
 
-@pytest.mark.parametrize("content", [b"", b"usher-j1", b"\0" * 5000, b"x" * 5000])
+@pytest.mark.parametrize("content", [b"", b"usher-j2", b"\0" * 5000, b"x" * 5000])
 def test_what_is_no_journal_is_not_believed(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert read_journal(path, BOOT) is None
