@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 from common.embedded import EmbeddedRedis
+from common.log import in_hand
 from common.redis_client import Link
 
 pytest_plugins = ("tests.postgres", "tests.sinks", "tests.outboxes")
@@ -27,6 +28,12 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the person who runs the tests must not change them."""
     for name in [name for name in os.environ if name.startswith("USHER_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_message_in_hand() -> None:
+    """A test that plays a runner on this thread leaves its last message in the context, and log lines of later tests would name it."""
+    in_hand.set(None)
 
 
 @pytest.fixture(scope="session")
