@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value
 from common.redis_client import Arg, Link
 from common.scripts import ScriptRunner
@@ -107,6 +107,7 @@ class ReliableStream:
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = Keys(stream, group)
+        self._checkpoints = LogKeys(stream).checkpoints
         self._plain = TicketStream(link, self._keys)
         self.reader = reader
 
@@ -186,11 +187,11 @@ class ReliableStream:
     def acknowledge(self, ids: Sequence[bytes], remove: bool = False) -> list[bytes]:
         """These are done. Returns those that were this reader's to acknowledge: the others are somebody else's now, or were done before.
 
-        With ``remove`` the entries leave the stream too, unless another group reads it.
+        With ``remove`` the entries leave the stream too, unless another group or a log consumer reads it.
         """
         if not ids:
             return []
-        keys = (self._keys.stream, self._keys.attempts)
+        keys = (self._keys.stream, self._keys.attempts, self._checkpoints)
         return _confirmed(ids, self._scripts.run("stream_ack", keys, (self._keys.group, self.reader, _flag(remove), *ids)))
 
     def move_to_dead_letters(
@@ -205,7 +206,7 @@ class ReliableStream:
         args: list[Arg] = [self._keys.group, self.reader, _flag(remove)]
         for message in messages:
             args += (message.stream_id, reason, (errors or {}).get(message.stream_id, ""), message.attempt, message.first_ms, message.last_ms)
-        script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts)
+        script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts, self._checkpoints)
         return _confirmed([message.stream_id for message in messages], self._scripts.run("stream_bury", script_keys, args))
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:

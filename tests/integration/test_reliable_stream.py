@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from common.errors import GroupMissing
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.redis_client import CommandRefused, Link
 from common.reliable_stream import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at, reader_name
 from common.stream_id import ZERO, Position, Span
@@ -135,6 +135,15 @@ class TestAcknowledge:
         a.move_to_dead_letters([message], "x")
         assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 2)
         assert second == message.stream_id
+
+    def test_an_entry_that_a_log_consumer_may_not_have_read_is_not_removed(self, link: Link, a: ReliableStream) -> None:
+        """It reads without a group; an entry that goes above its checkpoint would be skipped without a word."""
+        [first, _] = send(link, 1, 2)
+        link.call("HSET", LogKeys(KEYS.stream).checkpoints, "totals", "1 0-0 1700000000000")
+        [_, message] = a.read_new(10, None)
+        a.acknowledge([first], remove=True)
+        a.move_to_dead_letters([message], "x")
+        assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 2)
 
     def test_a_lost_group_is_told(self, link: Link, a: ReliableStream) -> None:
         send(link, 1)
