@@ -42,7 +42,7 @@ from common.message import UID_FIELD, as_mapping, first_value
 from common.outbox.database import check_dialect, check_schema, open_engine, sa, sql_trouble
 from common.outbox.log_reader import DirectLog, Log, LogLost
 from common.outbox.sql_files import queries
-from common.stream_id import ZERO
+from common.stream_id import ZERO, rank
 from common.streams import Entry
 
 __all__ = ["LogConsumer", "LogLost", "Record"]
@@ -166,8 +166,9 @@ class LogConsumer:
     def reset(self, last_id: bytes, state: dict[str, Any]) -> bytes:
         """Go on behind ``last_id`` with this state, as a reconciler found it right; where it really goes on from.
 
-        That is the highest entry not above ``last_id`` that is in the stream, or 0-0, before the first. It is noted in Redis before it is
-        committed, so that nobody trims in between. What was handled before may come again: the state must not contain it.
+        That is the highest entry not above ``last_id`` that is in the stream, or 0-0, before the first. What is noted in Redis while this is
+        not committed is the lower of old and new, so that nobody trims in between, whatever becomes of the commit. What was handled before may
+        come again: the state must not contain it.
         """
         self._at = None
         place = self._log.place(last_id) if last_id != ZERO else ZERO
@@ -175,11 +176,12 @@ class LogConsumer:
             sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
             at = self._read(sql)
             moved = self._advance(sql, at, place, 0) if at else None
-            if moved is None:
+            if at is None or moved is None:
                 raise SqlTrouble("this log consumer is running: stop it, then reset it")
             sql.execute(self._sql["forget"], self._me | {"number": moved.records})
             sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
-            self._log.note(self._name, moved.version, place, replace=True)
+            self._log.note(self._name, at.version, min(at.last_id, place, key=rank), replace=True)
+        self._note(moved)
         event(log, "log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
         return place
 
@@ -235,18 +237,28 @@ class LogConsumer:
     # ---- the checkpoint ------------------------------------------------------------------------------------------------------
 
     def _open(self) -> _Checkpoint:
-        """The checkpoint as SQL has it, made at the first start; noted in Redis before anything is read behind it."""
-        with sql_trouble("reading the checkpoint"), self._engine.begin() as sql:
-            at = self._read(sql)
+        """The checkpoint as SQL has it, made at the first start; noted in Redis before anything is read behind it.
+
+        What is noted replaces whatever Redis has, so the row is held meanwhile: a reset that came in between would be undone in Redis, and
+        what it needs be trimmed.
+        """
+        at = self._noted_as_it_is()
         if at is None:
             first = self._log.place(self._start) if self._start != ZERO else ZERO
             with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
                 sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
-                at = self._read(sql)
             event(log, "log_consumer_begins", name=self._name, stream=self._stream, last_id=first.decode())
+            at = self._noted_as_it_is()
         assert at is not None
         self._at = at
-        self._note(at, replace=True)
+        return at
+
+    def _noted_as_it_is(self) -> _Checkpoint | None:
+        with sql_trouble("reading the checkpoint"), self._engine.begin() as sql:
+            sql.execute(self._sql["hold"], self._me)
+            at = self._read(sql)
+            if at is not None:
+                self._note(at, replace=True)
         return at
 
     def _note(self, at: _Checkpoint, *, replace: bool = False) -> None:

@@ -61,6 +61,10 @@ INSERT INTO checkpoints (name, stream, last_id) VALUES (:name, :stream, :last_id
 -- name: checkpoint
 SELECT last_id, version, records FROM checkpoints WHERE name = :name AND stream = :stream;
 
+-- name: hold
+-- Locks the checkpoint until the transaction ends, in either dialect.
+UPDATE checkpoints SET version = version WHERE name = :name AND stream = :stream;
+
 -- name: advance
 -- The first statement of a batch: only from the version that was read, so that of two processes with one name one goes on. It also locks.
 UPDATE checkpoints SET last_id = :last_id, version = version + 1, records = records + :records, updated_at = CURRENT_TIMESTAMP

@@ -220,6 +220,53 @@ def test_a_reset_goes_on_behind_an_entry_that_is_there_and_is_noted_at_once(
     assert _noted(link) == ids[-1]
 
 
+def test_a_reset_forward_that_is_not_committed_leaves_no_note_ahead_of_sql(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
+    """Else all between would be trimmed, and SQL still needs it."""
+    ids = _send(link, *"abcde")
+    consumer = consumers(outbox, batch=1)
+    consumer.step(add)
+
+    def lost(_: sa.Connection) -> None:
+        raise RuntimeError("the commit did not arrive")
+
+    sa.event.listen(outbox.engine, "commit", lost)
+    try:
+        with pytest.raises(RuntimeError):
+            consumer.reset(ids[4], {"count": 5})
+    finally:
+        sa.event.remove(outbox.engine, "commit", lost)
+    assert consumer.state()[0] == ids[0]
+    assert _noted(link) == ids[0]
+    _all(consumer)
+    assert consumer.state()[1]["uids"] == list("abcde")
+    assert consumer.reset(ids[4], {"count": 5}) == ids[4] == _noted(link)
+
+
+def test_no_reset_comes_between_what_a_start_reads_and_what_it_notes(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its note replaces whatever is there, so it must be true until it is made."""
+    _send(link, "a")
+    _all(consumers(outbox))
+    starting = consumers(outbox)
+    note, tried = starting._log.note, []
+
+    def while_it_notes(*what: Any, **how: Any) -> bool:
+        if how.get("replace"):
+            with pytest.raises(sa.exc.OperationalError), outbox.engine.begin() as other:
+                is_sqlite = other.dialect.name == "sqlite"
+                other.execute(sa.text("PRAGMA busy_timeout = 0" if is_sqlite else "SET LOCAL lock_timeout = '100ms'"))
+                other.execute(sa.text("UPDATE checkpoints SET version = version + 1"))
+            tried.append(what)
+        return note(*what, **how)
+
+    monkeypatch.setattr(starting._log, "note", while_it_notes)
+    starting.step(add)
+    assert tried
+
+
 # ---- the note in Redis ---------------------------------------------------------------------------------------------------------
 
 
