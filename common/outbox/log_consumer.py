@@ -26,6 +26,7 @@ The first start of a name begins with the first entry of the stream (``start=b"+
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 import time
@@ -41,6 +42,7 @@ from common.log import event
 from common.message import UID_FIELD, as_mapping, first_value
 from common.outbox.database import check_dialect, check_schema, open_engine, sa, sql_trouble
 from common.outbox.log_reader import DirectLog, Log, LogLost
+from common.outbox.rows import LONGEST_UID
 from common.outbox.sql_files import queries
 from common.stream_id import ZERO, rank
 from common.streams import Entry
@@ -54,7 +56,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Record(NamedTuple):
-    """An entry of the log. ``uid`` is that of its writer, else the stream id. Fields that it does not have are ""."""
+    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the stream id. Fields that it
+    does not have are ""."""
 
     id: str
     uid: str
@@ -275,5 +278,8 @@ class LogConsumer:
 
 def _record(entry: Entry) -> Record:
     fields = entry.fields or []
-    uid = first_value(fields, UID_FIELD)
-    return Record(entry.id.decode(), uid.decode("utf-8", "backslashreplace").replace("\0", "\\0") if uid else entry.id.decode(), as_mapping(fields))
+    given = first_value(fields, UID_FIELD)
+    uid = given.decode("utf-8", "backslashreplace").replace("\0", "\\0") if given else entry.id.decode()
+    if len(uid) > LONGEST_UID:  # of a direct producer; an index of PostgreSQL takes 2,700 bytes
+        uid = "sha256:" + hashlib.sha256(uid.encode()).hexdigest()
+    return Record(entry.id.decode(), uid, as_mapping(fields))

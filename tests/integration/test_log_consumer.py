@@ -6,6 +6,8 @@ note_checkpoint.lua's losing side: a note that is late changes nothing.
 from __future__ import annotations
 
 import contextlib
+import random
+import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -265,6 +267,16 @@ def test_no_reset_comes_between_what_a_start_reads_and_what_it_notes(
     monkeypatch.setattr(starting._log, "note", while_it_notes)
     starting.step(add)
     assert tried
+
+
+def test_a_uid_of_any_length_is_told_apart(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """A producer that writes to the stream itself is held to nothing; an index of the database would refuse it, again and again."""
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=9000))  # what can be compressed would fit
+    _send(link, long, long, long[:-1] + "-")
+    consumer = consumers(outbox)
+    _all(consumer)
+    uids = consumer.state()[1]["uids"]
+    assert len(uids) == len(set(uids)) == 2
 
 
 # ---- the note in Redis ---------------------------------------------------------------------------------------------------------
