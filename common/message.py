@@ -6,6 +6,9 @@ A producer needs no library: ``XADD ticket_stream * ticket_id 42 ...`` from any 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import orjson
 
 from common.errors import MessageUndecodable
 
@@ -68,3 +71,46 @@ def as_mapping(fields: Sequence[bytes]) -> dict[str, str]:
     for name, value in zip(values, values, strict=True):
         mapping.setdefault(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
     return mapping
+
+
+class EntryView:
+    """What a handler may ask of an entry, whoever hands it over. ``_flat``: names and values by turns, or None when its body is gone."""
+
+    __slots__ = ("_fields", "_flat", "stream_id")
+
+    def __init__(self, stream_id: bytes, flat: list[bytes] | None) -> None:
+        self.stream_id = stream_id
+        self._flat = flat
+        self._fields: dict[str, str] | None = None
+
+    @property
+    def body_is_gone(self) -> bool:
+        """The entry was deleted while it was pending; no handler sees such a message."""
+        return self._flat is None
+
+    @property
+    def id(self) -> str:
+        """The stream id, ``"<milliseconds>-<sequence>"``."""
+        return self.stream_id.decode()
+
+    @property
+    def uid(self) -> str:
+        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave none."""
+        given = first_value(self._flat or (), UID_FIELD)
+        return self.id if given is None else given.decode("utf-8", "surrogateescape")
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """All fields as text; bytes that are not UTF-8 survive as surrogates (``value.encode("utf-8", "surrogateescape")``)."""
+        if self._fields is None:
+            self._fields = as_mapping(self._flat or ())
+        return self._fields
+
+    @property
+    def body(self) -> bytes:
+        """The field ``body`` as it was sent; empty if there is none."""
+        return first_value(self._flat or (), BODY_FIELD) or b""
+
+    def json(self) -> Any:
+        """The field ``body`` read as JSON. Raises ValueError when it is not."""
+        return orjson.loads(self.body)

@@ -15,12 +15,10 @@ import os
 import socket
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import orjson
+from typing import NamedTuple
 
 from common.keys import Keys, LogKeys
-from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value
+from common.message import EntryView
 from common.redis_client import Arg, Link
 from common.scripts import ScriptRunner
 from common.stream_id import ZERO, Position, Span, before, rank
@@ -34,51 +32,17 @@ _AT_ONCE_MS = 30 * 86_400_000
 _PAGE = 1000
 
 
-class StreamMessage:
+class StreamMessage(EntryView):
     """A message as a handler of a reading loop sees it. ``attempt`` is 1 for the first start."""
 
-    __slots__ = ("_fields", "_flat", "attempt", "failures", "first_ms", "is_suspect", "last_ms", "stream_id")
+    __slots__ = ("attempt", "failures", "first_ms", "is_suspect", "last_ms")
 
     def __init__(self, stream_id: bytes, flat: list[bytes] | None, attempts: int = 0, is_suspect: bool = False) -> None:
-        self.stream_id = stream_id
+        super().__init__(stream_id, flat)
         self.attempt = attempts  # of former readers; counted up at each start
         self.failures = attempts
         self.is_suspect = is_suspect  # its former reader died with it, and may have died of it
         self.first_ms = self.last_ms = 0
-        self._flat = flat
-        self._fields: dict[str, str] | None = None
-
-    @property
-    def body_is_gone(self) -> bool:
-        """The entry was deleted while it was pending; no handler sees such a message."""
-        return self._flat is None
-
-    @property
-    def id(self) -> str:
-        """The stream id."""
-        return self.stream_id.decode()
-
-    @property
-    def uid(self) -> str:
-        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave none."""
-        given = first_value(self._flat or (), UID_FIELD)
-        return self.id if given is None else given.decode("utf-8", "surrogateescape")
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """All fields as text; bytes that are not UTF-8 survive as surrogates."""
-        if self._fields is None:
-            self._fields = as_mapping(self._flat or ())
-        return self._fields
-
-    @property
-    def body(self) -> bytes:
-        """The field ``body`` as it was sent; empty if there is none."""
-        return first_value(self._flat or (), BODY_FIELD) or b""
-
-    def json(self) -> Any:
-        """The field ``body`` read as JSON. Raises ValueError when it is not."""
-        return orjson.loads(self.body)
 
     def __repr__(self) -> str:
         return f"<StreamMessage {self.id}, attempt {self.attempt}>"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from common.attempts import NEVER, Attempts
 from common.clock import now_s
-from common.message import BODY_FIELD, UID_FIELD, as_mapping, first_value, ticket_text
+from common.message import EntryView, ticket_text
 
 
 class OwnLease:
@@ -41,7 +39,7 @@ class OwnLease:
         return now_s() < self.ends_s
 
 
-class Message:
+class Message(EntryView):
     """One message of a ticket, as a handler sees it.
 
     ``fence`` only grows per ticket: hand it to whatever stores an effect, and let that refuse a lower one. ``attempt`` is 1 for the
@@ -49,8 +47,8 @@ class Message:
     """
 
     __slots__ = (
-        *("_fields", "_flat", "_lease", "alone", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
-        *("losses", "plain", "shares_call", "slot", "start_us", "stream_id", "ticket"),
+        *("_lease", "alone", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
+        *("losses", "plain", "shares_call", "slot", "start_us", "ticket"),
     )
 
     start_us: int  # of the last start; not before there was one
@@ -58,8 +56,8 @@ class Message:
     def __init__(
         self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, known: Attempts = NEVER
     ) -> None:
+        super().__init__(stream_id, flat)
         self.ticket = ticket
-        self.stream_id = stream_id
         self.fence = fence
         # Of former owners; ``attempt`` is counted up at each start, ``failures`` at each that ended badly.
         self.attempt, self.failures, self.crashes, self.losses = known
@@ -68,46 +66,12 @@ class Message:
         self.alone = False  # it was in a call of several messages that failed as a whole: the next call is about it alone
         self.shares_call = False  # it is, or was last, in a call of several messages
         self.deadline: float | None = None
-        self._flat = flat
-        self._fields: dict[str, str] | None = None
         self._lease = lease
-
-    @property
-    def body_is_gone(self) -> bool:
-        """The entry was deleted while it was pending; no handler sees such a message."""
-        return self._flat is None
 
     @property
     def ticket_id(self) -> str:
         """The ticket's id; "" when the message has none (USHER_UNKEYED=spread): then ``ticket`` names this message and no other."""
         return ticket_text(self.ticket)
-
-    @property
-    def id(self) -> str:
-        """The stream id, ``"<milliseconds>-<sequence>"``."""
-        return self.stream_id.decode()
-
-    @property
-    def uid(self) -> str:
-        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave none."""
-        given = first_value(self._flat or (), UID_FIELD)
-        return self.id if given is None else given.decode("utf-8", "surrogateescape")
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """All fields as text; bytes that are not UTF-8 survive as surrogates (``value.encode("utf-8", "surrogateescape")``)."""
-        if self._fields is None:
-            self._fields = as_mapping(self._flat or ())
-        return self._fields
-
-    @property
-    def body(self) -> bytes:
-        """The field ``body`` as it was sent; empty if there is none."""
-        return first_value(self._flat or (), BODY_FIELD) or b""
-
-    def json(self) -> Any:
-        """The field ``body`` read as JSON. Raises ValueError when it is not."""
-        return orjson.loads(self.body)
 
     def still_mine(self) -> bool:
         """Whether this process still owns the ticket. Ask before an effect that no fence guards; the answer can be old by the time you act."""

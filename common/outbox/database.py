@@ -13,6 +13,8 @@ from common.outbox.sql_files import DIALECTS, newest, queries, versions
 try:
     import sqlalchemy as sa
     import sqlalchemy.orm
+
+    from common.sql_trouble import passing, plain
 except ModuleNotFoundError as missing:  # an extra
     raise ModuleNotFoundError(
         "the outbox needs SQLAlchemy: pip install 'usher-streams[sql]' (with PostgreSQL: 'usher-streams[postgres]')", name=missing.name
@@ -59,12 +61,11 @@ def sql_trouble(doing: str) -> Iterator[None]:
     and trying again is right. Others, of a statement that is wrong, stay what they are."""
     try:
         yield
-    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, sa.exc.PendingRollbackError) as problem:
-        raise SqlTrouble(f"{doing}: {_plain(problem)}") from problem
-    except sa.exc.DBAPIError as problem:
-        if problem.connection_invalidated:
-            raise SqlTrouble(f"{doing}: {_plain(problem)}") from problem
-        raise
+    except sa.exc.SQLAlchemyError as problem:
+        found = passing(problem)
+        if found is None and not isinstance(problem, sa.exc.PendingRollbackError):  # the latter: what passes came before, and was swallowed
+            raise
+        raise SqlTrouble(f"{doing}: {found.told if found else plain(problem)}") from problem
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:
@@ -73,7 +74,7 @@ def check_schema(engine: sa.Engine, setting: str) -> None:
         with engine.connect() as connection:
             found, needed = schema_version(connection), newest(engine.dialect.name)
     except sa.exc.SQLAlchemyError as problem:
-        raise StartRefused(f"{setting}: the database cannot be used: {_plain(problem)}") from problem
+        raise StartRefused(f"{setting}: the database cannot be used: {plain(problem)}") from problem
     if found < needed:
         what = f"its outbox has schema version {found}, version {needed} is needed" if found else "it has no outbox (staged_log_records)"
         raise StartRefused(f"{setting}: {what}; run `usher streamer --migrate`, or apply what `usher streamer --schema` prints")
@@ -119,9 +120,3 @@ def _statements(dialect: str, block: str) -> Sequence[str]:
             found.append(rest)
             rest = ""
     return found
-
-
-def _plain(problem: Exception) -> str:
-    """The database's own words, without statement and values."""
-    cause = getattr(problem, "orig", None) or problem
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"

@@ -269,6 +269,20 @@ def test_no_reset_comes_between_what_a_start_reads_and_what_it_notes(
     assert tried
 
 
+def test_a_statement_that_is_wrong_is_told_and_not_repeated(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    _send(link, "a")
+    asked = 0
+
+    def wrong(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+        nonlocal asked
+        asked += 1
+        sql.execute(sa.text("SELECT 1 FROM nobody_made_this"))
+
+    with pytest.raises(sa.exc.DBAPIError, match="nobody_made_this"):
+        consumers(outbox).run(wrong)
+    assert asked == 1
+
+
 def test_a_uid_of_any_length_is_told_apart(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """A producer that writes to the stream itself is held to nothing; an index of the database would refuse it, again and again."""
     long = "".join(random.Random(1).choices(string.ascii_letters, k=9000))  # what can be compressed would fit

@@ -132,7 +132,7 @@ def test_a_url_that_cannot_be_used_is_refused(url: str, told: str) -> None:
 
 def test_a_database_that_is_away_is_refused_at_the_start_and_waited_for_later(tmp_path: Path) -> None:
     store = OutboxStore(f"postgresql+psycopg://nobody@/none?host={tmp_path}")
-    with pytest.raises(StartRefused, match="USHER_OUTBOX_URL: the database cannot be used: OperationalError"):
+    with pytest.raises(StartRefused, match="USHER_OUTBOX_URL: the database cannot be used: .*No such file or directory"):
         store.check()
     with pytest.raises(SqlTrouble, match="reading the outbox"):
         store.batch(10)
