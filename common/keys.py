@@ -57,6 +57,12 @@ class LogKeys:
         return _tagged(self.stream) + ":checkpoints"
 
     @property
+    def groups(self) -> str:
+        """Hash: group -> the lowest id that it would read again if it were lost now. Written by save_position (leader) and by plain readers
+        (common/reliable_stream.py); it stays when the group is lost, so that trim keeps from there on."""
+        return _tagged(self.stream) + ":groups"
+
+    @property
     def archived(self) -> str:
         """String: the id up to which the stream is archived, itself included. Written by the archive job; trim keeps from it on."""
         return _tagged(self.stream) + ":archived"

@@ -71,7 +71,7 @@ class ReliableStream:
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = Keys(stream, group)
-        self._checkpoints = LogKeys(stream).checkpoints
+        self._log_keys = LogKeys(stream)
         self._plain = TicketStream(link, self._keys)
         self.reader = reader
 
@@ -87,11 +87,13 @@ class ReliableStream:
         return start if self._plain.create_group(start) else None
 
     def save_position(self) -> None:
-        """Note how far the group is, for ``ensure_group`` after its loss. First how far it read, then what was pending: what is read in
-        between is above the one and may be missing in the other."""
+        """Note how far the group is, for ``ensure_group`` after its loss, and for those who trim until then. First how far it read, then what
+        was pending: what is read in between is above the one and may be missing in the other."""
         delivered = self._plain.last_delivered()
         summary = self._link.call("XPENDING", self._keys.stream, self._keys.group)
-        self._link.call("HSET", self._keys.position, "delivered", delivered, "oldest_pending", summary[1] or b"")
+        oldest = summary[1] or b""
+        self._link.call("HSET", self._log_keys.groups, self._keys.group, min(delivered, oldest or delivered, key=rank))
+        self._link.call("HSET", self._keys.position, "delivered", delivered, "oldest_pending", oldest)
 
     # ---- reading -------------------------------------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class ReliableStream:
         """
         if not ids:
             return []
-        keys = (self._keys.stream, self._keys.attempts, self._checkpoints)
+        keys = (self._keys.stream, self._keys.attempts, self._log_keys.checkpoints, self._log_keys.groups)
         return _confirmed(ids, self._scripts.run("stream_ack", keys, (self._keys.group, self.reader, _flag(remove), *ids)))
 
     def move_to_dead_letters(
@@ -170,7 +172,8 @@ class ReliableStream:
         args: list[Arg] = [self._keys.group, self.reader, _flag(remove)]
         for message in messages:
             args += (message.stream_id, reason, (errors or {}).get(message.stream_id, ""), message.attempt, message.first_ms, message.last_ms)
-        script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts, self._checkpoints)
+        log_keys = self._log_keys
+        script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts, log_keys.checkpoints, log_keys.groups)
         return _confirmed([message.stream_id for message in messages], self._scripts.run("stream_bury", script_keys, args))
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from common.errors import Fenced
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.message import LONGEST_TICKET
 from common.scripts import ScriptRunner
 from common.stream_id import Position
@@ -164,7 +164,7 @@ class LeaderSteps:
     def save_position(self) -> Position:
         """Note how far the group is; what was noted. Raises GroupMissing."""
         keys = self._keys
-        _, delivered, oldest = self._run("save_position", (keys.stream, keys.leader, keys.position), ())
+        _, delivered, oldest = self._run("save_position", (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups), ())
         return Position(delivered, oldest or None)
 
     def note_repeats(self, until: bytes | None) -> None:

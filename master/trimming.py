@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 
 from common.errors import RedisTrouble
@@ -14,9 +15,10 @@ from common.log import event
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
-from common.streams import TicketStream, pairs, span_of
+from common.stream_id import ZERO
+from common.streams import pairs, span_of
 from master.elector import Lead
-from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, StreamFacts, decide
+from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, SavedPosition, StreamFacts, decide
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,9 @@ _AT_ONCE = 20_000
 #: Most entries that are counted to say how many would go.
 COUNTED = 1_000_000
 _PAGE = 1_000
+
+
+_ID = re.compile(rb"[0-9]+-[0-9]+")
 
 
 class StillNeeded(RedisTrouble):
@@ -47,24 +52,28 @@ class Trimming:
         groups = [self._group(facts) for facts in map(pairs, self._link.call("XINFO", "GROUPS", stream))] if span is not None else []
         noted = pairs(self._link.call("HGETALL", log_keys.checkpoints))
         checkpoints = [_checkpoint(name.decode("utf-8", "backslashreplace"), value) for name, value in sorted(noted.items())]
-        position = TicketStream(self._link, self._keys).saved_position()
-        saved = None if position is None else GroupNeeds(self._keys.group, *position)
-        lost = [self._keys.group] if saved is not None and self._keys.group not in {group.name for group in groups} else []
-        return StreamFacts(span, groups, checkpoints, self._link.call("GET", log_keys.archived), saved, lost)
+        kept = pairs(self._link.call("HGETALL", log_keys.groups))
+        saved = [SavedPosition(name.decode("utf-8", "backslashreplace"), _id_or_zero(value)) for name, value in sorted(kept.items())]
+        return StreamFacts(span, groups, checkpoints, self._link.call("GET", log_keys.archived), saved)
 
     def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yields how many went. Whole nodes of the stream only: up to some hundred entries stay.
 
         Raises StillNeeded; what was cut before then was needed by nobody.
         """
-        keys = (self._keys.stream, self._log_keys.checkpoints, self._log_keys.archived)
+        log_keys = self._log_keys
+        keys = (self._keys.stream, log_keys.checkpoints, log_keys.archived, log_keys.groups)
+        at_once = _AT_ONCE
         while True:
-            verdict, told = self._scripts.run("trim", keys, (floor, _AT_ONCE, "1" if archived_only else ""))
+            verdict, told = self._scripts.run("trim", keys, (floor, at_once, "1" if archived_only else ""))
             if verdict != b"CUT":
                 raise StillNeeded(f"{told.decode('utf-8', 'backslashreplace')} needs entries below {floor.decode()} by now; nothing more was cut")
-            if not told:
+            if told:
+                yield int(told)
+            elif at_once < self._link.call("XLEN", self._keys.stream):
+                at_once *= 10  # a node that holds more (stream-node-max-entries) goes as a whole or not at all
+            else:
                 return
-            yield int(told)
 
     def count_below(self, floor: bytes) -> int:
         """Entries below ``floor``, counted up to COUNTED."""
@@ -79,6 +88,10 @@ class Trimming:
     def forget(self, name: str) -> bool:
         """Remove the checkpoint of a log consumer that is no more; whether there was one."""
         return bool(self._link.call("HDEL", self._log_keys.checkpoints, name))
+
+    def forget_group(self, name: str) -> bool:
+        """Remove the saved position of a group that is no more; whether there was one. One that lives notes it again."""
+        return bool(self._link.call("HDEL", self._log_keys.groups, name))
 
     def _group(self, facts: dict[bytes, object]) -> GroupNeeds:
         name = facts[b"name"]
@@ -131,6 +144,11 @@ class Trimmer(Service):
 
     def on_end(self) -> None:
         self._link.close()
+
+
+def _id_or_zero(value: bytes) -> bytes:
+    """What cannot be read keeps everything."""
+    return value if _ID.fullmatch(value) else ZERO
 
 
 def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from common.doctor.facts import Rights
 from common.errors import NotNow
-from common.keys import MASTER, Keys
+from common.keys import MASTER, Keys, LogKeys
 from common.redis_client import Arg, CommandRefused, Link
 
 Command = tuple[Arg, ...]
@@ -55,6 +55,7 @@ def needed(keys: Keys) -> list[Command]:
         ("HLEN", keys.tickets),
         ("HSET", keys.tickets, "f", "v"),
         ("HDEL", keys.tickets, "f"),
+        ("HSET", LogKeys(stream).groups, group, "0-0"),
         ("GET", lease),
         ("SET", lease, "v", "PX", 1),
         ("EXISTS", lease),

@@ -1,5 +1,5 @@
 -- stream_bury: a plain reader gives up on entries of its own: they become dead letters and leave group and stream.
--- KEYS: 1 stream, 2 dead, 3 attempts, 4 checkpoints
+-- KEYS: 1 stream, 2 dead, 3 attempts, 4 checkpoints, 5 groups of the stream
 -- ARGV: 1 group, 2 reader, 3 "1" to remove the entries, else "", then for each: id, reason, error, attempts, first start in ms, last start in ms
 -- Returns: for each id 1 (a letter was written) or 0 (not pending for this reader)
 -- Why Lua: letter, XACK and XDEL are one step: a crash in between would lose the message or keep it in two places. As in stream_ack an
@@ -11,7 +11,7 @@
 local stream, group, reader = KEYS[1], ARGV[1], ARGV[2]
 redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed
 at_full_memory(KEYS[3])
-local removes = ARGV[3] == '1' and reads_alone(stream, KEYS[4])
+local removes = ARGV[3] == '1' and reads_alone(stream, group, KEYS[5], KEYS[4])
 local reply = {}
 for at = 4, #ARGV, 6 do
   local id = ARGV[at]

@@ -34,13 +34,14 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 @click.option("--archived", "archived_only", is_flag=True, help="Cut only what is archived, so nothing where no archive is kept.")
 @click.option("--keep", metavar="DURATION", help="Keep what is younger than this, e.g. 90m, 24h, 7d.")
 @click.option("--forget", metavar="NAME", help="Remove the checkpoint of a log consumer that is no more, and end.")
+@click.option("--forget-group", metavar="NAME", help="Remove the saved position of a group that is no more, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
-def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | None, forget: str | None, as_json: bool) -> None:
+def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | None, as_json: bool, **forget: str | None) -> None:
     keep_s = None if keep is None else duration_s(keep)
     with _trimming(flags) as (trimming, settings):
-        if forget is not None:
-            sys.exit(_forget(trimming, forget))
+        if any(forget.values()):
+            sys.exit(_forget(trimming, **forget))
         facts = trimming.facts()
         before = None if keep_s is None else b"%d-0" % max(0, (time.time_ns() // 1_000_000) - int(keep_s * 1000))
         decision = decide(facts, archived_only=archived_only, before=before)
@@ -80,12 +81,15 @@ def _trimming(flags: dict[str, Any]) -> Iterator[tuple[Trimming, CommonSettings]
         link.close()
 
 
-def _forget(trimming: Trimming, name: str) -> int:
-    if trimming.forget(name):
-        click.echo(f"checkpoint {name} is forgotten: entries are no longer kept for it")
-        return 0
-    click.echo(f"usher: there is no checkpoint {name}; `usher trim` lists them", err=True)
-    return 1
+def _forget(trimming: Trimming, forget: str | None, forget_group: str | None) -> int:
+    found = True
+    for name, what, do in ((forget, "checkpoint", trimming.forget), (forget_group, "saved position of group", trimming.forget_group)):
+        if name and do(name):
+            click.echo(f"{what} {name} is forgotten: entries are no longer kept for it")
+        elif name:
+            found = False
+            click.echo(f"usher: there is no {what} {name}; `usher trim` lists them", err=True)
+    return 0 if found else 1
 
 
 def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> tuple[int, str]:

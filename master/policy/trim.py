@@ -1,8 +1,9 @@
 """What may be cut off the beginning of a stream, and why. Pure: facts in, a named decision out.
 
-An entry goes only when nobody needs it: no group (neither unread nor pending), no log consumer (its checkpoint's own entry is kept, as the
-proof that nothing behind it was cut), and, where an archive is kept, only what is in it. A reader that is lost stops everything: where it
-was is not known, so what it needs is not known either.
+An entry goes only when nobody needs it: no group (neither unread nor pending, nor what it would read again if it were lost now), no log
+consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, where an archive is kept, only what is in it.
+A reader that is lost stops everything until somebody has looked: a group is made again by its readers, a checkpoint is reset, or it is
+forgotten.
 """
 
 from __future__ import annotations
@@ -29,16 +30,22 @@ class CheckpointNeeds(NamedTuple):
     noted_ms: int
 
 
+class SavedPosition(NamedTuple):
+    """The lowest id that a group would read again if it were lost now."""
+
+    group: str
+    keeps_from: bytes
+
+
 class StreamFacts(NamedTuple):
-    """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: where a master would begin again if its group were lost
-    now. ``lost_groups``: groups that were there and are gone."""
+    """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: of all groups whose readers save it, also of those that
+    are gone."""
 
     span: Span | None
     groups: Sequence[GroupNeeds]
     checkpoints: Sequence[CheckpointNeeds]
     archived: bytes | None
-    saved: GroupNeeds | None = None
-    lost_groups: Sequence[str] = ()
+    saved: Sequence[SavedPosition] = ()
 
 
 class Reader(NamedTuple):
@@ -72,13 +79,8 @@ class Refused(NamedTuple):
 def readers(facts: StreamFacts) -> list[Reader]:
     """Everybody whom the stream is kept for, the neediest first."""
     found = [_group(group) for group in facts.groups]
-    found += [
-        Reader("checkpoint", one.name, one.last_id, "has read nothing yet" if one.last_id == ZERO else "has stored effects up to here")
-        for one in facts.checkpoints
-        if one.last_id is not None
-    ]
-    if facts.saved is not None:
-        found.append(_group(facts.saved)._replace(kind="saved position", why="would begin here again if it were lost"))
+    found += [_checkpoint(one.name, one.last_id, facts.span) for one in facts.checkpoints if one.last_id is not None]
+    found += [Reader("saved position", one.group, one.keeps_from, "would begin here again if it were lost") for one in facts.saved]
     if facts.archived is not None:
         found.append(Reader("archive", "archived", facts.archived, "is archived up to here"))
     return sorted(found, key=lambda reader: rank(reader.keeps_from))
@@ -110,10 +112,18 @@ def _group(group: GroupNeeds) -> Reader:
     return Reader("group", group.name, group.delivered, "has read nothing yet" if group.delivered == ZERO else "has read up to here")
 
 
+def _checkpoint(name: str, last_id: bytes, span: Span | None) -> Reader:
+    begins = last_id == ZERO or (span is not None and span.first is not None and rank(last_id) < rank(span.first))
+    return Reader("checkpoint", name, last_id, "has read nothing yet" if begins else "has stored effects up to here")
+
+
 def _lost(facts: StreamFacts, span: Span) -> list[str]:
+    there = {group.name for group in facts.groups}
     problems = [
-        f"group {name} is gone although a master has saved its position: start a master, which makes it again, and look for `group_lost`"
-        for name in facts.lost_groups
+        f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master), which make it again, and "
+        f"look for `group_lost`; or `usher trim --forget-group {one.group}` if it is no more"
+        for one in facts.saved
+        if one.group not in there
     ]
     for one in facts.checkpoints:
         if one.last_id is None:

@@ -145,6 +145,23 @@ class TestAcknowledge:
         a.move_to_dead_letters([message], "x")
         assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 2)
 
+    def test_an_entry_that_a_lost_group_would_read_again_is_not_removed(self, link: Link, a: ReliableStream) -> None:
+        other = ReliableStream(link, KEYS.stream, "audit", "c")
+        other.ensure_group()
+        for reader in (a, other):
+            reader.save_position()
+        link.call("XGROUP", "DESTROY", KEYS.stream, "audit")
+        [first, _] = send(link, 1, 2)
+        [_, message] = a.read_new(10, None)
+        a.acknowledge([first], remove=True)
+        a.move_to_dead_letters([message], "x")
+        assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 2)
+        link.call("HDEL", LogKeys(KEYS.stream).groups, "audit")
+        last = send(link, 3)
+        a.read_new(10, None)
+        a.acknowledge(last, remove=True)
+        assert link.call("XLEN", KEYS.stream) == 2, "its own position is in nobody's way"
+
     def test_a_lost_group_is_told(self, link: Link, a: ReliableStream) -> None:
         send(link, 1)
         link.call("XGROUP", "DESTROY", KEYS.stream, KEYS.group)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 
 from common.errors import Fenced, GroupMissing
+from common.keys import LogKeys
 from common.stream_id import Position, rank
 from master.leader_steps import LeaderSteps
 from tests.integration.factories import TRICKY_IDS, World
@@ -50,6 +52,31 @@ def test_it_follows_the_group_and_forgets_what_is_no_longer_pending(world: World
     owner.steps.ack({b"T": [first]}, b"", 0)
     leader.save_position()
     assert world.stream.saved_position() == Position(first, None)
+
+
+def test_for_those_who_trim_it_is_the_lowest_id_that_would_be_read_again(world: World) -> None:
+    leader = world.elect()
+    owner = world.join("a")
+    groups = LogKeys(world.keys.stream).groups
+
+    def kept() -> bytes:
+        leader.save_position()
+        return bytes(world.link.call("HGET", groups, world.keys.group))
+
+    assert kept() == b"0-0"
+    ids = world.owned(leader, owner, b"T", *TRICKY_IDS)
+    for done, left in itertools.pairwise(ids):
+        assert kept() == done
+        owner.steps.ack({b"T": [done]}, b"", 0)
+        assert kept() == left
+    world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, "5-5")
+    assert kept() == b"5-5", "set back by hand, below what is pending"
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    with pytest.raises(GroupMissing):
+        leader.save_position()
+    assert world.link.call("HGET", groups, world.keys.group) == b"5-5"
+    world.make_group()
+    world.apart_because = "the group is another one"
 
 
 def test_doing_it_again_changes_nothing(world: World) -> None:

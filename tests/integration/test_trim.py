@@ -16,6 +16,8 @@ from common.errors import NotNow
 from common.keys import Keys, LogKeys
 from common.outbox.log_consumer import LogConsumer
 from common.redis_client import Link
+from common.reliable_stream import ReliableStream
+from master import trimming
 from master.elector import Lead
 from master.policy.trim import Cut, Nothing, Refused, decide
 from master.trimming import StillNeeded, Trimmer, Trimming
@@ -84,7 +86,26 @@ def test_a_consumer_a_million_entries_behind_is_not_cut(sqlite_outbox: Outbox, r
         assert slow.step(lambda *given: None) == 0
 
 
-@pytest.mark.parametrize("who", ["group", "pending", "checkpoint", "archive", "odd checkpoint", "archive is gone"])
+def test_what_any_of_several_groups_would_read_again_is_kept_also_when_it_is_lost(redis_url: str, link: Link) -> None:
+    """Only one of them is the trimmer's own."""
+    _fill(link, 1000)
+    mine, other = (ReliableStream(link, STREAM, group, "reader") for group in ("g", "h"))
+    for reader, done in ((mine, 900), (other, 400)):
+        reader.ensure_group()
+        reader.acknowledge([message.stream_id for message in reader.read_new(1000, None)[:done]])
+        reader.save_position()
+    assert _cut(link) == 400
+    link.call("XGROUP", "DESTROY", STREAM, "h")
+    decision = decide(Trimming(link, KEYS).facts())
+    assert isinstance(decision, Refused)
+    assert "group h is gone, and would read again from 401-1" in decision.problems[0]
+    other.ensure_group()
+    assert _cut(link) == 0
+    assert other.read_new(1, None)[0].stream_id == b"401-1", "as if nothing had happened"
+    other.acknowledge([message.stream_id for message in other.read_new(1000, None)])
+
+
+@pytest.mark.parametrize("who", ["group", "pending", "checkpoint", "archive", "odd checkpoint", "archive is gone", "lost group", "odd position"])
 def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, who: str) -> None:
     _fill(link, 1000)
     _group(link, "900-1")
@@ -99,6 +120,8 @@ def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, wh
         "odd checkpoint": lambda: link.call("HSET", LOG_KEYS.checkpoints, "c", "nonsense"),
         "archive": lambda: link.call("SET", LOG_KEYS.archived, "899-1"),
         "archive is gone": lambda: link.call("DEL", LOG_KEYS.archived),
+        "lost group": lambda: link.call("HSET", LOG_KEYS.groups, "h", "899-1"),
+        "odd position": lambda: link.call("HSET", LOG_KEYS.groups, "h", "nonsense"),
     }
     changes[who]()
     with pytest.raises(StillNeeded, match="needs entries below 900-1"):
@@ -139,10 +162,18 @@ def test_trimming_works_when_memory_is_full(any_redis_url: str) -> None:
 def test_a_group_that_is_gone_stops_trimming(link: Link) -> None:
     _fill(link, 500)
     _group(link, "400-1", "other")
-    link.call("HSET", KEYS.position, "delivered", "10-1", "oldest_pending", "")
+    link.call("HSET", LOG_KEYS.groups, "g", "10-1")
     decision = decide(Trimming(link, KEYS).facts())
     assert isinstance(decision, Refused)
     assert "group g is gone" in decision.problems[0]
+
+
+def test_nodes_that_hold_more_than_is_cut_at_once_go_too(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trimming, "_AT_ONCE", NODE // 20)
+    _fill(link, 1000)
+    _group(link, "900-1")
+    assert _cut(link) == 800
+    assert _length(link) == 200
 
 
 def test_counting_what_would_go(link: Link) -> None:
@@ -210,6 +241,11 @@ def test_the_command_refuses_when_a_reader_is_lost_and_says_the_way_out(redis_ur
     assert _length(link) == 1000
     assert _usher(capsys, redis_url, "--forget", "nobody")[0] == 1
     assert _usher(capsys, redis_url, "--forget", "lost")[0] == 0
+    link.call("HSET", LOG_KEYS.groups, "h", "10-1")
+    code, told = _usher(capsys, redis_url, "--apply")
+    assert (code, "usher trim --forget-group h" in told) == (1, True)
+    assert _usher(capsys, redis_url, "--forget-group", "nobody")[0] == 1
+    assert _usher(capsys, redis_url, "--forget-group", "h")[0] == 0
     assert _usher(capsys, redis_url, "--apply")[0] == 0
     assert _length(link) == 200
 

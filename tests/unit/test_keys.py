@@ -32,7 +32,7 @@ def test_the_keys_of_the_log_are_in_the_same_slot_and_no_groups_keys(stream: str
     own = [getattr(LogKeys(stream), name) for name, value in vars(LogKeys).items() if isinstance(value, property)]
     assert {_slot_tag(key) for key in own} == {_slot_tag(stream)}
     assert len(set(own)) == len(own)
-    for group in ("streamer-outbox", "checkpoints", "archived", "streamers"):
+    for group in ("streamer-outbox", "checkpoints", "archived", "streamers", "groups"):
         assert not set(own) & set(_all_of(Keys(stream, group)))
 
 

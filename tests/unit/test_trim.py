@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.stream_id import ZERO, Span, from_rank, rank
-from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Nothing, Refused, StreamFacts, decide, readers
+from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Nothing, Refused, SavedPosition, StreamFacts, decide, readers
 
 SPAN = Span(b"10-0", b"100-0")
 
@@ -46,8 +46,8 @@ def test_the_neediest_reader_decides_and_is_named() -> None:
 
 
 def test_where_a_lost_group_would_begin_again_is_kept() -> None:
-    assert _floor(_facts(groups=[_group(b"90-0")], saved=_group(b"80-0", b"70-0"))) == b"70-0"
-    assert _floor(_facts(groups=[_group(b"90-0")], saved=_group(b"80-0"))) == b"80-0"
+    groups = [_group(b"90-0"), _group(b"95-0", name="h")]
+    assert _floor(_facts(groups=groups, saved=[SavedPosition("g", b"80-0"), SavedPosition("h", b"70-0")])) == b"70-0"
 
 
 def test_ids_are_compared_as_numbers() -> None:
@@ -87,7 +87,7 @@ def test_what_is_young_is_kept() -> None:
         ({"checkpoints": [_checkpoint(b"101-0")]}, "above the stream's last id"),
         ({"checkpoints": [_checkpoint(b"9-0")]}, "below the first entry"),
         ({"checkpoints": [_checkpoint(None)]}, "cannot be read"),
-        ({"lost_groups": ["h"]}, "group h is gone"),
+        ({"saved": [SavedPosition("h", b"50-0")]}, "group h is gone"),
         ({"archived": b"101-0"}, "the archive is at 101-0"),
     ],
 )
