@@ -105,6 +105,7 @@ class Elector(Service):
         self._elected_s = -_CALM_S
         self._in_a_row = 0
         self._next_election_s = 0.0
+        self._not_extended: int | None = None  # the epoch of which the log tells so
         self.elections = 0
 
     def run_once(self) -> float:
@@ -121,7 +122,9 @@ class Elector(Service):
                 self._lead.lost(epoch)
                 return 0.0
         else:
-            event(log, "lead_not_extended", level=logging.WARNING, epoch=epoch, why="the dispatcher makes no progress")
+            if self._not_extended != epoch:
+                event(log, "lead_not_extended", level=logging.WARNING, epoch=epoch, why="the work that it is held for makes no progress")
+            self._not_extended = epoch
         return self._lease_ms / 3000
 
     def _elect(self, succeed: str) -> None:

@@ -42,8 +42,10 @@ class StreamerSettings(CommonSettings):
     outbox_url: str = Field("", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db.")
     outbox_name: str = Field("outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Names the outbox where several feed one stream.")
     outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
-    outbox_row_kib: int = Field(16_384, ge=1, le=262_144, description="Largest data of a row in KiB; a larger row is set aside.")
-    outbox_poll_seconds: float = Field(0.5, ge=0.005, le=60, description="Longest wait between two looks at an outbox that was empty.")
+    outbox_row_kib: int = Field(16_384, ge=1, le=262_144, description="Largest row in KiB, all its columns together; a larger one is set aside.")
+    outbox_poll_seconds: float = Field(
+        0.5, ge=0.005, le=60, description="Longest wait between two looks at an outbox that was empty; at most a quarter of the lease."
+    )
     outbox_lease_seconds: float = Field(5.0, ge=0.5, le=600, description="Life of the streamers' lease: so long after one died another one streams.")
     outbox_wait_replicas: int = Field(0, ge=0, le=16, description="Rows are kept until so many replicas have their entries (WAIT).")
     outbox_wait_aof: bool = Field(False, description="Rows are kept until Redis has their entries on disk (WAITAOF, Redis 7.2 or later).")

@@ -8,22 +8,25 @@
     remove  SQL: exactly the rows of the batch, by primary key
 
 Each arrow may break, and the rows are then still there. What Redis has confirmed is remembered until it is removed, so trouble with the database
-alone sends nothing twice; an answer of Redis that got lost does, after a new epoch has made sure that the late command is refused. A second
-copy has the same uid.
+alone sends nothing twice, as long as the same Redis has it: after a restart or a failover it is sent again. So it is when an answer of Redis
+got lost, after a new epoch has made sure that the late command is refused. A second copy has the same uid.
 
 Order: the rows of a ticket become visible in the order of their ids (common/outbox). A batch is sent again before anything behind it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from common.clock import now_s
 from common.errors import NotNow, RedisTrouble, ReplyUnknown
 from common.keys import LogKeys
 from common.log import event
 from common.outbox.rows import FIELDS, Row, encode
-from common.redis_client import Link
+from common.redis_client import SAME_MEMORY, CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.service import Service
 from master.elector import Lead
@@ -64,9 +67,11 @@ class Pace(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """Rows whose entries Redis has confirmed, and the connection over which: WAIT speaks of what was sent over its own only."""
+    """Rows whose entries Redis has confirmed, under which epoch, and the connection over which: WAIT speaks of what was sent over its own only,
+    and behind another one may be another Redis."""
 
     ids: list[int]
+    epoch: int
     connection: int
 
 
@@ -88,10 +93,22 @@ class Streamer(Service):
         self._look_s = _FIRST_LOOK_S
         self._not_durable_logged = False
         self.sent = 0
+        #: When a turn last ended that failed in nothing, or in Redis only: the lease is held for the sake of the database.
+        self.worked_s = now_s()
 
     def run_once(self) -> float:
-        if self._sent is not None:
-            return self._finish(self._sent)
+        try:
+            wait_s = self._turn()
+        except RedisTrouble:
+            self.worked_s = now_s()
+            raise
+        self.worked_s = now_s()
+        return wait_s
+
+    def _turn(self) -> float:
+        if self._sent is not None and self._is_still_there(self._sent):
+            self._finish(self._sent)
+            return 0.0
         epoch = self._lead.epoch
         if epoch is None:
             return _STANDBY_S
@@ -100,61 +117,81 @@ class Streamer(Service):
             return self._nothing()
         self._look_s = _FIRST_LOOK_S
         if batch.ids:
-            if self.emit(epoch, batch.values):
-                self._sent = _Sent(batch.ids, self._link.connections)
-                self._finish(self._sent)
-        else:  # they come again until nothing else is in their batch, so that they hold up nobody
+            if not self.emit(epoch, batch.values):
+                return 0.0
+            self._sent = _Sent(batch.ids, epoch, self._link.connections)
+        if batch.refused:  # behind the others of their batch: if this fails it holds up nobody
             self._set_aside(batch.refused)
+        if self._sent is not None:
+            self._finish(self._sent)
         return 0.0
 
     def emit(self, epoch: int, values: list[bytes]) -> bool:
         """Add the entries of a batch; False when somebody else streams. Raises what ``Link.call`` raises."""
         try:
-            reply = self._scripts.run("emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values))
+            return self._add(epoch, values)
         except ReplyUnknown:
             self._lead.doubt(epoch)
             raise
+
+    def _add(self, epoch: int, values: list[bytes]) -> bool:
+        reply = self._scripts.run("emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values))
         if reply == b"FENCED":
             event(log, "fenced", epoch=epoch)
             self._lead.lost(epoch)
-            return False
-        return True
+        return bool(reply != b"FENCED")
 
     def _set_aside(self, refused: list[tuple[int, str]]) -> None:
         self._outbox.set_aside(refused)
         for row_id, reason in refused:
             event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
 
-    def _finish(self, sent: _Sent) -> float:
+    def _is_still_there(self, sent: _Sent) -> bool:
+        """Whether what was sent in an earlier turn is still there: the same Redis has been there all the time, takes writes, and knows our epoch.
+
+        Else nobody can say what became of it (a Redis that restarts, or is made a replica, may lose its last moments): it is sent again.
+        """
+        with self._sent_again_after(RedisTrouble):
+            is_there = self._add(sent.epoch, []) and self._link.connections == sent.connection
+        if not is_there:
+            self._sent = None
+        return is_there
+
+    def _finish(self, sent: _Sent) -> None:
         """Wait until what was sent is durable, if that was asked for, and remove its rows."""
-        if not self._is_durable(sent):
-            return 0.0
-        self._outbox.remove(sent.ids)
-        self._sent = None
-        self.sent += len(sent.ids)
-        return 0.0
+        if self._is_durable(sent):
+            self._outbox.remove(sent.ids)
+            self._sent = None
+            self.sent += len(sent.ids)
 
     def _is_durable(self, sent: _Sent) -> bool:
-        if not self._pace.replicas and not self._pace.on_disk:
+        replicas = self._pace.replicas
+        if not replicas and not self._pace.on_disk:
             return True
-        if self._link.connections != sent.connection:
-            self._sent = None  # nobody can say any more what became of it: send it again
-            return False
-        wait_s = _DURABLE_MS / 1000
-        try:
+        with self._sent_again_after(RedisTrouble, CommandRefused):
             if self._pace.on_disk:
-                on_disk, replicas = self._link.call("WAITAOF", 1, self._pace.replicas, _DURABLE_MS, block_s=wait_s)
+                on_disk, copies = self._link.call("WAITAOF", 1, replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
             else:
-                on_disk, replicas = 1, self._link.call("WAIT", self._pace.replicas, _DURABLE_MS, block_s=wait_s)
-        except RedisTrouble as trouble:
-            if not isinstance(trouble, NotNow):
-                self._sent = None
-            raise
-        durable = bool(on_disk) and replicas >= self._pace.replicas
+                on_disk, copies = 1, self._link.call("WAIT", replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
+        durable = bool(on_disk) and copies >= replicas
         if not durable and not self._not_durable_logged:
-            event(log, "not_durable_yet", level=logging.WARNING, rows=len(sent.ids), replicas=replicas, on_disk=bool(on_disk))
+            event(log, "not_durable_yet", level=logging.WARNING, rows=len(sent.ids), replicas=copies, on_disk=bool(on_disk))
         self._not_durable_logged = not durable
         return durable
+
+    @contextlib.contextmanager
+    def _sent_again_after(self, *trouble: type[Exception]) -> Iterator[None]:
+        """After trouble that may have cost Redis its memory, what was sent counts for nothing."""
+        try:
+            yield
+        except trouble as problem:
+            if isinstance(problem, CommandRefused):
+                if "replica" not in str(problem):
+                    raise  # its append-only file was switched off, for one: told until that is mended, and nothing is sent meanwhile
+                problem = NotNow("READONLY", f"this Redis has become a replica: {problem}")
+            if not isinstance(problem, NotNow) or problem.kind not in SAME_MEMORY:
+                self._sent = None
+            raise problem
 
     def _nothing(self) -> float:
         """The outbox is empty: look again soon, then ever later; a bell, where there is one, cuts the wait short."""

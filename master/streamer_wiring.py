@@ -18,6 +18,7 @@ from master.settings import StreamerSettings
 from master.streamer import BellRinger, Pace, Streamer, log
 
 _JOIN_S = 5.0
+_TURNS_PER_LEASE = 4
 
 
 class StreamerProgram:
@@ -37,7 +38,10 @@ class StreamerProgram:
         self._lead = lead = Lead()
         self._identity = store.identity
         self._warned = False
-        pace = Pace(settings.outbox_batch, settings.outbox_poll_seconds, settings.outbox_wait_replicas, settings.outbox_wait_aof)
+        self._store = store
+        # An idle streamer makes a turn in time to hold its lease.
+        poll_s = min(settings.outbox_poll_seconds, settings.outbox_lease_seconds / _TURNS_PER_LEASE)
+        pace = Pace(settings.outbox_batch, poll_s, settings.outbox_wait_replicas, settings.outbox_wait_aof)
         self._streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
         lease_ms = int(settings.outbox_lease_seconds * 1000)
         elect_link = Link(redis_url, "streamer:elect", max(0.2, settings.outbox_lease_seconds / 3))
@@ -76,9 +80,12 @@ class StreamerProgram:
             event(log, "another_outbox_leads", level=logging.ERROR, name=self._settings.outbox_name, leader=leader, do=do)
 
     def _works(self) -> bool:
-        """Whether the streamer makes progress: the lease is extended only then. While it stops, the last batch keeps the lease."""
-        last = self._streamer.last_turn_s
-        return self._stopping or (self._streamer.alive and last is not None and now_s() - last < self._settings.outbox_lease_seconds)
+        """Whether the streamer makes progress: the lease is extended only then, so that where its database fails it another one streams that
+        has a better way there. While it stops, the last batch keeps the lease."""
+        lease_s, now = self._settings.outbox_lease_seconds, now_s()
+        if now - (self._streamer.last_turn_s or now) > lease_s:
+            self._store.interrupt()  # the database does not answer: try another connection
+        return self._stopping or (self._streamer.alive and now - self._streamer.worked_s < lease_s)
 
 
 def _check_waitaof(link: Link) -> None:

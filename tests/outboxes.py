@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,21 @@ class Hand:
     def close(self) -> None:
         self.elector._link.close()
         self.streamer.on_end()
+
+
+@pytest.fixture
+def hands(redis_url: str) -> Iterator[Callable[..., Hand]]:
+    """Makes streamers that lead, and closes them."""
+    with contextlib.ExitStack() as stack:
+
+        def make(outbox: Outbox, url: str = redis_url, *, lead: bool = True, **options: Any) -> Hand:
+            hand = Hand(outbox.url, url, **options)
+            stack.callback(hand.close)
+            if lead:
+                assert hand.elect() is not None
+            return hand
+
+        yield make
 
 
 @pytest.fixture

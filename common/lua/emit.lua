@@ -1,11 +1,12 @@
--- emit: a batch of outbox rows becomes entries of the stream, all of them or none.
+-- emit: a batch of outbox rows becomes entries of the stream, all of them or none. Without entries: may we still?
 -- KEYS: 1 stream, 2 leader (of the streamers)
 -- ARGV: 1 epoch, 2 number of fields, then the names of the fields, then for each entry its values in that order
--- Returns: "FENCED" or the id of the last entry
+-- Returns: "FENCED" or the id of the last entry (nil: there was none)
 -- Why Lua: a streamer that lost its lease must add nothing, and another one's batch must not come between these entries.
 -- Memory: refused when full
 --- @include leads
 if not leads(KEYS[2], ARGV[1]) then return 'FENCED' end
+if #ARGV < 3 + tonumber(ARGV[2]) then redis.call('XDEL', KEYS[1], '0-0') end -- changes nothing; a replica refuses it
 local count, entry, last = tonumber(ARGV[2]), {}, false
 for field = 1, count do entry[2 * field - 1] = ARGV[2 + field] end
 for at = 3 + count, #ARGV, count do

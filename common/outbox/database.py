@@ -22,6 +22,8 @@ except ModuleNotFoundError as missing:  # an extra
 
 #: How long a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0
+#: How libpq finds out that a server is gone without a word: it waits 5 s for a connection, and 15 to 25 s for a sign of life after that.
+_POSTGRES_WAITS = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
 
@@ -31,17 +33,24 @@ class OutboxMisused(UsherError):
 
 
 def open_engine(url: str, setting: str) -> sa.Engine:
-    """An engine for an outbox; nothing is connected yet. Raises StartRefused, naming ``setting``."""
+    """An engine for an outbox; nothing is connected yet. What the URL says of timeouts goes before ours. Raises StartRefused, naming
+    ``setting``."""
     try:
         made = sa.engine.make_url(url)
-        waits = {"connect_args": {"timeout": _SQLITE_WAIT_S}} if made.get_backend_name() == "sqlite" else {}
-        engine = sa.create_engine(made, pool_pre_ping=made.get_backend_name() != "sqlite", **waits)
+        engine = sa.create_engine(made, pool_pre_ping=made.get_backend_name() != "sqlite", connect_args=_waits(made))
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
         raise StartRefused(f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path or postgresql+psycopg://user@host/database)") from None
     check_dialect(engine)
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _any_bytes)
     return engine
+
+
+def _waits(url: sa.engine.URL) -> dict[str, Any]:
+    if url.get_backend_name() == "sqlite":
+        return {"timeout": _SQLITE_WAIT_S}
+    is_libpq = url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
+    return {name: value for name, value in _POSTGRES_WAITS.items() if name not in url.query} if is_libpq else {}
 
 
 def check_dialect(engine: sa.Engine) -> None:

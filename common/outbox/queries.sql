@@ -18,21 +18,28 @@ UPDATE usher_outbox_version SET version = :version;
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, :ticket_id, :action, :object, :data);
 
 -- name: batch [sqlite]
--- The first rows by id, up to :bytes of data (one more than fits, so that it is never none); data larger than :row_bytes is not fetched.
--- Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other tickets may still be missing
--- below: they come later, which is why rows are removed by their own id and never by `id <= x`.
-SELECT id, uid, ticket_id, action, object, CASE WHEN size <= :row_bytes THEN data END, size
-FROM (SELECT id AS row_id, size, sum(size) OVER (ORDER BY id) - size AS before
-      FROM (SELECT id, length(CAST(data AS BLOB)) AS size FROM staged_log_records ORDER BY id LIMIT :count))
-JOIN staged_log_records ON id = row_id
-WHERE before < :bytes ORDER BY id;
+-- The first rows by id, up to :bytes (and the row that goes beyond, so that it is never none); of a row larger than :row_bytes nothing is
+-- fetched but its id and size. Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other
+-- tickets may still be missing below: they come later, which is why rows are removed by their own id and never by `id <= x`.
+-- SQLite finds one row after the other: who reads stops at :bytes.
+SELECT row_id, uid, ticket_id, action, object, data, size
+FROM (SELECT id AS row_id, length(CAST(uid AS BLOB)) + length(CAST(ticket_id AS BLOB)) + length(CAST(action AS BLOB))
+                           + length(CAST(object AS BLOB)) + length(CAST(data AS BLOB)) AS size FROM staged_log_records)
+LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
+ORDER BY row_id LIMIT :count;
 
 -- name: batch [postgresql]
-SELECT id, uid, ticket_id, action, object, CASE WHEN size <= :row_bytes THEN data::text END, size
+-- What is stored, perhaps compressed, is summed up first: measuring a value means to unpack it, and a thousand large ones take longer than
+-- a lease.
+SELECT row_id, uid, ticket_id, action, object, data::text, size
 FROM (SELECT id AS row_id, size, sum(size) OVER (ORDER BY id) - size AS before
-      FROM (SELECT id, octet_length(data::text) AS size FROM staged_log_records ORDER BY id LIMIT :count) AS first) AS summed
-JOIN staged_log_records ON id = row_id
-WHERE before < :bytes ORDER BY id;
+      FROM (SELECT id, octet_length(uid) + octet_length(ticket_id) + octet_length(action) + octet_length(object) + octet_length(data::text) AS size
+            FROM (SELECT *, sum(stored) OVER (ORDER BY id) - stored AS stored_before
+                  FROM (SELECT *, pg_column_size(uid) + pg_column_size(ticket_id) + pg_column_size(action) + pg_column_size(object)
+                                  + pg_column_size(data) AS stored FROM staged_log_records ORDER BY id LIMIT :count) AS first) AS packed
+            WHERE stored_before < :bytes) AS unpacked) AS summed
+LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
+WHERE before < :bytes ORDER BY row_id;
 
 -- name: remove [sqlite]
 -- Exactly these, by primary key, after Redis has confirmed them.

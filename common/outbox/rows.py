@@ -15,7 +15,8 @@ FIELDS = ("uid", "action", "object", "data")
 
 
 class Row(NamedTuple):
-    """A staged record as the database gives it; any type may turn up in SQLite. ``data`` is None when ``size``, in bytes, is too large."""
+    """A staged record as the database gives it; any type may turn up in SQLite. ``size``: of all its columns, in bytes; where that is too
+    large the columns are None."""
 
     id: int
     uid: Any

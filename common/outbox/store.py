@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from common.outbox.database import check_schema, migrate, open_engine, sa, sql_t
 from common.outbox.rows import Row
 from common.outbox.sql_files import queries
 
-#: What a batch may hold of data, in bytes, unless its first row alone is larger.
+#: What a batch may hold in bytes, and the row that goes beyond.
 BATCH_BYTES = 4 * 1024 * 1024
 _CHANNEL = "usher_outbox"
 
@@ -25,6 +27,7 @@ class OutboxStore:
         self._setting = setting
         self._row_bytes = row_bytes
         self._is_postgres = self._engine.dialect.name == "postgresql"
+        self._asked: Any = None  # the driver's connection of the last batch or change
         self._queries = {name: sa.text(query) for name, query in queries(self._engine.dialect.name).items()}
 
     @property
@@ -52,17 +55,27 @@ class OutboxStore:
         with sql_trouble("reading the outbox"), self._engine.connect() as connection:
             if self._is_postgres:
                 connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            return [Row(*row) for row in connection.execute(self._queries["batch"], values)]
+            self._asked = connection.connection.driver_connection
+            rows: list[Row] = []
+            size = 0
+            for row in connection.execute(self._queries["batch"], values):
+                rows.append(Row(*row))
+                size += rows[-1].size
+                if size >= BATCH_BYTES:
+                    break
+            return rows
 
     def remove(self, ids: Sequence[int]) -> None:
         """Delete these rows; those that are gone already are no error. Raises SqlTrouble."""
         if ids:
             with sql_trouble("removing what was sent"), self._engine.begin() as connection:
+                self._asked = connection.connection.driver_connection
                 self._remove(connection, ids)
 
     def set_aside(self, refused: Sequence[tuple[int, str]]) -> None:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
         with sql_trouble("setting rows aside"), self._engine.begin() as connection:
+            self._asked = connection.connection.driver_connection
             connection.execute(self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused])
             self._remove(connection, [row_id for row_id, _ in refused])
 
@@ -71,6 +84,12 @@ class OutboxStore:
         with sql_trouble("counting the outbox"), self._engine.connect() as connection:
             staged, refused = connection.execute(self._queries["waiting"]).one()
             return int(staged), int(refused)
+
+    def interrupt(self) -> None:
+        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble."""
+        with contextlib.suppress(Exception):  # there is none, or it is over
+            with socket.socket(fileno=os.dup(self._asked.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def bell(self) -> Bell | None:
         """What tells of commits; None where nothing does (SQLite, other drivers)."""

@@ -11,7 +11,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,21 +31,6 @@ from master.streamer_wiring import StreamerProgram
 from tests.outboxes import STREAM, Hand, Outbox, entries, made_outbox, uids, until
 from tests.proxy import Proxy
 from tests.rules import ROOT
-
-
-@pytest.fixture
-def hands(redis_url: str) -> Iterator[Callable[..., Hand]]:
-    """Makes streamers that lead, and closes them."""
-    with contextlib.ExitStack() as stack:
-
-        def make(outbox: Outbox, url: str = redis_url, *, lead: bool = True, **options: object) -> Hand:
-            hand = Hand(outbox.url, url, **options)  # type: ignore[arg-type]
-            stack.callback(hand.close)
-            if lead:
-                assert hand.elect() is not None
-            return hand
-
-        yield make
 
 
 def test_rows_become_messages_in_order_and_go(outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
