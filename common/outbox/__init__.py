@@ -20,7 +20,7 @@ transactions commit out of id order             rows are deleted by their own id
 a row can become no message                     it moves to refused_log_records with the reason; the others go on
 a LogConsumer dies before its commit            nothing of the batch is stored: it is read again
 a LogConsumer dies after its commit             its checkpoint in Redis lags behind the one in SQL; less is trimmed, nothing is repeated
-a record comes twice                            its uid is known: the function never sees it again (for the last ``remember`` records)
+a record comes twice                            its uid is known: the function never sees it again (if not more than ``remember`` others came between)
 the stream was lost or cut under a LogConsumer  LogLost, with what was found; it stands still until somebody resets it
 ==============================================  ====================================================================================
 

@@ -17,11 +17,16 @@ Any number of consumers, each with a name of its own, read the same stream and k
 order of the stream, in one process at a time. They take nothing from the group that the masters read. Two processes with one name are
 fine: one of them goes on, the other one sees that and reads on from where that one is.
 
-If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start. A record that was sent twice
-is left out the second time, if no more than ``remember`` records lie between the two: the streamer sends a batch again only right after
-a break, so both copies are a batch or two apart; what is between them is what others add to the stream meanwhile.
+If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start.
 
-The first start of a name begins with the first entry of the stream (``start=b"+"``: behind its last one).
+A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two; behind more than that it
+would have its effect a second time. The streamer sends a batch again before anything that comes behind it in its outbox, so what lies
+between the copies is only what *others* add to the stream until it can: an hour without the database is an hour of other outboxes and
+direct producers. Where that may be more than ``remember``, or where a producer repeats a uid days later, give a higher number, or None.
+A reset forgets all uids.
+
+The first start of a name begins with the first entry of the stream (``start=b"+"``: behind its last one). A stream that was lost or cut is
+noticed from then on (LogLost), unless it was still empty at that start: then from the first batch on.
 """
 
 from __future__ import annotations
@@ -94,7 +99,7 @@ class LogConsumer:
     """One reader of one stream; used by one thread.
 
     ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction. ``remember``: how many
-    records back a repeat is recognised. ``reader`` replaces the connection to ``redis_url``.
+    records back a repeat is recognised (None: all, in a table that only grows). ``reader`` replaces the connection to ``redis_url``.
     """
 
     def __init__(
@@ -106,7 +111,7 @@ class LogConsumer:
         redis_url: str = "",
         start: bytes = ZERO,
         batch: int = 1000,
-        remember: int = 100_000,
+        remember: int | None = 100_000,
         reader: Log | None = None,
     ) -> None:
         self._name, self._stream = name, stream
@@ -147,8 +152,9 @@ class LogConsumer:
             self._note(at)
         entries = self._log.read(self._name, at.last_id, self._batch)
         if not entries:
-            if wait_s:
-                self._log.wait(at.last_id, wait_s)
+            has_news = wait_s and self._log.wait(at.last_id, wait_s)
+            if not has_news and self._log.noted(self._name) != at.version:
+                self._at = None  # it was reset meanwhile, or Redis has lost the note: the next step asks SQL
             return 0
         self._at = None  # until the commit has answered
         with sql_trouble("storing a batch"), self._engine.begin() as sql:
@@ -169,12 +175,12 @@ class LogConsumer:
     def reset(self, last_id: bytes, state: dict[str, Any]) -> bytes:
         """Go on behind ``last_id`` with this state, as a reconciler found it right; where it really goes on from.
 
-        That is the highest entry not above ``last_id`` that is in the stream, or 0-0, before the first. What is noted in Redis while this is
+        That is the highest entry not above ``last_id`` that is in the stream, or the id just below the first entry. What is noted in Redis while this is
         not committed is the lower of old and new, so that nobody trims in between, whatever becomes of the commit. What was handled before may
         come again: the state must not contain it.
         """
         self._at = None
-        place = self._log.place(last_id) if last_id != ZERO else ZERO
+        place = self._log.place(last_id)
         with sql_trouble("resetting"), self._engine.begin() as sql:
             sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
             at = self._read(sql)
@@ -203,7 +209,7 @@ class LogConsumer:
 
     def _advance(self, sql: sa.Connection, at: _Checkpoint, last_id: bytes, count: int) -> _Checkpoint | None:
         """The first statement: it takes the row's lock, and does nothing if the checkpoint is no longer the one we read behind."""
-        values = self._me | {"last_id": last_id.decode(), "records": count, "version": at.version}
+        values = self._me | {"from_id": at.last_id.decode(), "last_id": last_id.decode(), "records": count, "version": at.version}
         done: Any = sql.execute(self._sql["advance"], values)
         return _Checkpoint(last_id, at.version + 1, at.records + count) if done.rowcount == 1 else None
 
@@ -221,7 +227,8 @@ class LogConsumer:
             return records
         asked: Any = orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
         new = {row[0] for row in sql.execute(self._sql["remember"], self._me | {"uids": asked, "number": at.records})}
-        sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
+        if self._remember is not None:
+            sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
         fresh = []
         for record in records:
             if record.uid == record.id or record.uid in new:
@@ -247,7 +254,8 @@ class LogConsumer:
         """
         at = self._noted_as_it_is()
         if at is None:
-            first = self._log.place(self._start) if self._start != ZERO else ZERO
+            self._log.note(self._name, 0, ZERO, replace=True)  # nobody trims what is found now
+            first = self._log.place(self._start)
             with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
                 sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
             event(log, "log_consumer_begins", name=self._name, stream=self._stream, last_id=first.decode())

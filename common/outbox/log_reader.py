@@ -1,7 +1,9 @@
 """Reading a stream as a log, from behind an id, with a proof that nothing was lost in between.
 
 The entry of the id itself is read again, each time: while it is there, what follows it was neither trimmed away nor lost with Redis' memory.
-That needs no second command, and `usher trim` keeps the entry of every checkpoint for it.
+That needs no second command, and `usher trim` keeps the entry of every checkpoint for it. Whoever begins with the first entry is placed
+at the id just below it: nothing fits between the two, so while that entry is there nothing was lost either. Only behind 0-0, of a stream that
+has no entry yet, there is no proof before the first batch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from common.errors import UsherError
 from common.keys import LogKeys
 from common.redis_client import Link
 from common.scripts import ScriptRunner
-from common.stream_id import ZERO, Span, rank
+from common.stream_id import ZERO, Span, after, before, rank
 from common.streams import Entry, span_of
 
 
@@ -65,10 +67,14 @@ class Log(Protocol):
         """Whether there is an entry above ``last_id``, waiting up to ``wait_s``."""
 
     def place(self, wanted: bytes) -> bytes:
-        """The highest id in the stream that is not above ``wanted`` (b"+": the end); 0-0 when there is none: the beginning."""
+        """The highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the first entry when there is none,
+        0-0 when the stream is empty."""
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         """Tell those who trim that everything from ``last_id`` on is needed; False when a later version is noted."""
+
+    def noted(self, name: str) -> int | None:
+        """The version of what was noted last; None when Redis has nothing of this name."""
 
     def close(self) -> None: ...
 
@@ -89,6 +95,8 @@ class DirectLog:
         if found and found[0].id == last_id:
             return found[1:]
         span = span_of(self._link, self._keys.stream)
+        if found and span is not None and found[0].id == span.first == after(last_id):
+            return found[:count]
         loss = judge_loss(last_id, span)
         if loss is not None:
             raise LogLost(name, self._keys.stream, last_id, loss, span)
@@ -99,11 +107,19 @@ class DirectLog:
         return self._link.call(*command, block_s=wait_s) is not None
 
     def place(self, wanted: bytes) -> bytes:
-        found = self._link.call("XREVRANGE", self._keys.stream, wanted, "-", "COUNT", 1)
-        return bytes(found[0][0]) if found else ZERO
+        below = self._link.call("XREVRANGE", self._keys.stream, wanted, "-", "COUNT", 1)
+        if below:
+            return bytes(below[0][0])
+        first = self._link.call("XRANGE", self._keys.stream, "-", "+", "COUNT", 1)
+        return before(first[0][0]) if first else ZERO
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), (name, version, last_id, "1" if replace else "")))
+
+    def noted(self, name: str) -> int | None:
+        value = self._link.call("HGET", self._keys.checkpoints, name)
+        version = (value or b"").partition(b" ")[0]
+        return int(version) if version.isdigit() else None
 
     def close(self) -> None:
         self._link.close()

@@ -73,9 +73,10 @@ SELECT last_id, version, records FROM checkpoints WHERE name = :name AND stream 
 UPDATE checkpoints SET version = version WHERE name = :name AND stream = :stream;
 
 -- name: advance
--- The first statement of a batch: only from the version that was read, so that of two processes with one name one goes on. It also locks.
+-- The first statement of a batch: only from the checkpoint that was read, so that of two processes with one name one goes on, and none
+-- goes on from where somebody's UPDATE has moved it away. It also locks.
 UPDATE checkpoints SET last_id = :last_id, version = version + 1, records = records + :records, updated_at = CURRENT_TIMESTAMP
-WHERE name = :name AND stream = :stream AND version = :version;
+WHERE name = :name AND stream = :stream AND version = :version AND last_id = :from_id;
 
 -- name: state
 SELECT state FROM consumer_states WHERE name = :name AND stream = :stream;

@@ -87,9 +87,9 @@ class OutboxStore:
 
     def interrupt(self) -> None:
         """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble."""
-        with contextlib.suppress(Exception):  # there is none, or it is over
-            with socket.socket(fileno=os.dup(self._asked.fileno())) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+        over = (AttributeError, OSError, self._engine.dialect.loaded_dbapi.Error)  # there is none, or it is closed
+        with contextlib.suppress(*over), socket.socket(fileno=os.dup(self._asked.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
 
     def bell(self) -> Bell | None:
         """What tells of commits; None where nothing does (SQLite, other drivers)."""

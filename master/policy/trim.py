@@ -133,7 +133,7 @@ def _lost(facts: StreamFacts, span: Span) -> list[str]:
                 f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id {span.last_generated.decode()}: the stream was lost "
                 f"or made anew; reset this log consumer, or `usher trim --forget {one.name}` if it is no more"
             )
-        elif one.last_id != ZERO and span.first is not None and rank(one.last_id) < rank(span.first):
+        elif one.last_id != ZERO and span.first is not None and rank(one.last_id) + 1 < rank(span.first):  # just below it: all is there
             problems.append(
                 f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}: somebody else has cut what it had "
                 f"not read; reset this log consumer, or `usher trim --forget {one.name}` if it is no more"

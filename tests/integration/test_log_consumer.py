@@ -15,11 +15,14 @@ import pytest
 import sqlalchemy as sa
 
 from common.errors import NotNow, SqlTrouble
-from common.keys import LogKeys
+from common.keys import Keys, LogKeys
 from common.outbox.log_consumer import LogConsumer, LogLost, Record
 from common.outbox.log_reader import Loss
 from common.redis_client import Link
 from common.scripts import ScriptRunner
+from common.stream_id import before
+from master.policy.trim import Nothing, decide, readers
+from master.trimming import Trimming
 from tests.outboxes import STREAM, Outbox, add
 
 KEYS = LogKeys(STREAM)
@@ -96,6 +99,10 @@ def test_the_memory_of_uids_has_the_length_that_was_asked_for(sqlite_outbox: Out
         _all(consumer)
     assert near.state()[1]["count"] == 22, "too far apart for it"
     assert far.state()[1]["count"] == 21
+    everything = consumers(sqlite_outbox, "all", batch=5, remember=None)
+    _all(everything)
+    assert everything.state()[1]["count"] == 21
+    assert sqlite_outbox.scalar("SELECT count(*) FROM consumer_uids WHERE name = 'all'") == 21
     assert sqlite_outbox.scalar("SELECT count(*) FROM consumer_uids WHERE name = 'near'") <= 15
 
 
@@ -110,6 +117,43 @@ def test_consumers_know_nothing_of_each_other(sqlite_outbox: Outbox, consumers: 
     for consumer in (one, two, late):
         _all(consumer)
     assert [consumer.state()[1]["uids"] for consumer in (one, two, late)] == [list("abcd"), list("abcd"), ["d"]]
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+def test_an_idle_one_notices_a_reset_that_another_process_made(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, wait_s: float
+) -> None:
+    ids = _send(link, *"abc")
+    idle = consumers(outbox)
+    _all(idle)
+    assert consumers(outbox).reset(ids[0], {"uids": ["a"], "count": 1}) == ids[0]
+    assert idle.step(add, wait_s) == 0, "it looks"
+    assert idle.step(add, wait_s) == 2
+    assert idle.state()[1] == {"uids": list("abc"), "count": 3}
+
+
+def test_an_idle_one_whose_note_redis_has_lost_makes_it_again(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """Else all that it needs might be trimmed as soon as there is more."""
+    ids = _send(link, *"ab")
+    consumer = consumers(sqlite_outbox)
+    _all(consumer)
+    link.call("DEL", KEYS.checkpoints)
+    for _ in range(2):
+        consumer.step(add)
+    assert _noted(link) == ids[-1]
+
+
+def test_a_checkpoint_that_was_moved_by_hand_is_gone_on_from(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """With an UPDATE that knows nothing of versions."""
+    ids = _send(link, *"abc")
+    consumer = consumers(outbox, batch=2)
+    consumer.step(add)
+    with outbox.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE checkpoints SET last_id = :last_id"), {"last_id": ids[0].decode()})
+        connection.execute(sa.text("DELETE FROM consumer_uids"))
+    assert consumer.step(add) == 0, "it is not where it believes to be"
+    _all(consumer)
+    assert consumer.state()[1]["uids"] == ["a", "b", "b", "c"]
 
 
 def test_of_two_processes_with_one_name_one_goes_on(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
@@ -195,6 +239,66 @@ def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
     _all(consumer)
     left = [entry_id for entry_id, _ in link.call("XRANGE", STREAM, "-", "+")]
     assert consumer.state()[1].get("count", 0) == len(left)
+
+
+@pytest.mark.parametrize(
+    ("lose", "loss"),
+    [
+        (_lose_all, Loss.ABOVE_END),
+        (lambda link, ids: link.call("DEL", STREAM), Loss.ABOVE_END),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MINID", ids[1]), Loss.BELOW_START),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MAXLEN", 0), Loss.BELOW_START),
+    ],
+)
+@pytest.mark.parametrize("how", ["first start", "reset"])
+def test_a_stream_that_was_lost_or_cut_before_the_first_batch_is_noticed_too(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, lose: Callable[[Link, list[bytes]], object], loss: Loss, how: str
+) -> None:
+    ids = _send(link, *"abcde")
+    consumer = consumers(sqlite_outbox)
+    if how == "first start":
+        consumer.state()
+        consumer._open()
+    else:
+        _all(consumer)
+        consumer.reset(b"0-0", {})
+    assert consumer.state()[0] == before(ids[0]) == _noted(link)
+    lose(link, ids)
+    for again in (consumer, consumers(sqlite_outbox)):
+        with pytest.raises(LogLost, match=loss.value):
+            again.step(add)
+    assert "uids" not in consumer.state()[1]
+
+
+def test_who_has_read_nothing_yet_is_kept_for_and_stops_no_trimming(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    ids = _send(link, *"abc")
+    consumer = consumers(sqlite_outbox)
+    consumer._open()
+    link.call("XGROUP", "CREATE", STREAM, "g", "$")
+    facts = Trimming(link, Keys(STREAM, "g")).facts()
+    assert isinstance(decide(facts), Nothing)
+    assert readers(facts)[0][:3] == ("checkpoint", "one", before(ids[0]))
+    assert readers(facts)[0].why == "has read nothing yet"
+    _all(consumer)
+    assert consumer.state()[1]["uids"] == list("abc")
+
+
+def test_what_is_cut_while_a_name_starts_for_the_first_time_is_no_loss(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is trimmed between the look for the first entry and the note of the checkpoint."""
+    _send(link, *"abc")
+    consumer = consumers(sqlite_outbox)
+    place, noted = consumer._log.place, []
+
+    def looking(wanted: bytes) -> bytes:
+        noted.append(_noted(link))
+        return place(wanted)
+
+    monkeypatch.setattr(consumer._log, "place", looking)
+    _all(consumer)
+    assert noted == [b"0-0"]
+    assert consumer.state()[1]["uids"] == list("abc")
 
 
 def test_nothing_is_lost_when_all_that_was_read_is_cut(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
