@@ -175,9 +175,9 @@ class LogConsumer:
     def reset(self, last_id: bytes, state: dict[str, Any]) -> bytes:
         """Go on behind ``last_id`` with this state, as a reconciler found it right; where it really goes on from.
 
-        That is the highest entry not above ``last_id`` that is in the stream, or the id just below the first entry. What is noted in Redis while this is
-        not committed is the lower of old and new, so that nobody trims in between, whatever becomes of the commit. What was handled before may
-        come again: the state must not contain it.
+        That is the highest entry not above ``last_id`` that is in the stream, or the id just below the first entry. What is noted in Redis
+        while this is not committed is the lower of old and new, so that nobody trims in between, whatever becomes of the commit. What was
+        handled before may come again: the state must not contain it.
         """
         self._at = None
         place = self._log.place(last_id)

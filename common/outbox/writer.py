@@ -6,6 +6,8 @@
         connection.execute(insert(rides).values(...))
         write(connection, ticket_id="42", action="create", object="ride", data={"id": 7, "distance": 12.5})
 
+    await connection.run_sync(lambda own: write(own, ticket_id=...))       # SQLAlchemy's asynchronous connection or session
+
     with sqlite3.connect("shop.db") as connection:                         # any DB-API connection: sqlite3, psycopg, psycopg2
         connection.execute("INSERT INTO rides ...")
         write(connection, ticket_id="42", action="create", object="ride", data={...})
@@ -57,10 +59,12 @@ def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
     rows = [_row(record) for record in records]
     if not rows:
         return []
-    if isinstance(connection, (sa.Connection, sa.orm.Session)):
+    if isinstance(connection, (sa.Connection, sa.orm.Session, sa.orm.scoped_session)):
         connection.execute(sa.text(queries("sqlite")["write"]), rows)
-    elif isinstance(connection, sa.Engine):
-        raise OutboxMisused("write() wants the connection or session of your transaction, not an engine: else the record would not roll back with it")
+    elif isinstance(connection, (sa.Engine, sa.orm.sessionmaker)):
+        raise OutboxMisused("write() wants the connection or session of your transaction, not what makes one: else it would not roll back with it")
+    elif hasattr(connection, "run_sync"):
+        raise OutboxMisused("this connection is asynchronous: await connection.run_sync(lambda own: write(own, ticket_id=...))")
     else:
         _plain_write(connection, rows)
     return [row["uid"] for row in rows]
@@ -68,10 +72,11 @@ def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
 
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
     """Over a DB-API connection, in the style of its driver."""
-    cursor = connection.cursor()
     style = _style(connection)
     if style is None:
-        raise OutboxMisused(f"write() does not know a {type(connection).__module__} connection; run the INSERT of queries.sql yourself")
+        kind = f"{type(connection).__module__}.{type(connection).__name__}"
+        raise OutboxMisused(f"write() does not know what to do with {kind}: give a connection, or run the INSERT of queries.sql yourself")
+    cursor = connection.cursor()
     query = queries("sqlite")["write"]
     for name in rows[0]:
         query = query.replace(f":{name}", style.format(name))
@@ -81,6 +86,8 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
 def _style(connection: Any) -> str | None:
     """How the driver writes a named value."""
     module = type(connection).__module__.partition(".")[0]
+    if not hasattr(connection, "cursor"):  # a cursor, or nothing of the kind
+        return None
     if module == "sqlite3" or any(base.__module__ == "sqlite3" for base in type(connection).__mro__):
         return ":{}"
     return "%({})s" if module in ("psycopg", "psycopg2", "psycopg2cffi") else None

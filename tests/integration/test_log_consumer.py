@@ -326,9 +326,7 @@ def test_a_reset_goes_on_behind_an_entry_that_is_there_and_is_noted_at_once(
     assert _noted(link) == ids[-1]
 
 
-def test_a_reset_forward_that_is_not_committed_leaves_no_note_ahead_of_sql(
-    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
-) -> None:
+def test_a_reset_forward_that_is_not_committed_leaves_no_note_ahead_of_sql(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """Else all between would be trimmed, and SQL still needs it."""
     ids = _send(link, *"abcde")
     consumer = consumers(outbox, batch=1)

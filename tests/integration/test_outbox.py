@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from common.errors import SqlTrouble, StartRefused
 from common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
@@ -76,10 +78,38 @@ def test_what_could_become_no_message_is_refused_before_it_is_written(sqlite_out
     assert _staged(sqlite_outbox) == []
 
 
-def test_an_engine_is_no_transaction_and_a_strange_connection_no_connection(sqlite_outbox: Outbox) -> None:
-    for wrong in (sqlite_outbox.engine, threading.Lock()):
-        with pytest.raises((OutboxMisused, AttributeError)):
+def test_what_is_no_transaction_is_refused(sqlite_outbox: Outbox, tmp_path: Path) -> None:
+    plain = sqlite3.connect(tmp_path / "outbox.db")
+    cursor, maker, asynchronous = plain.cursor(), sessionmaker(sqlite_outbox.engine), create_async_engine("postgresql+psycopg://u@h/d").connect()
+    for wrong in (sqlite_outbox.engine, maker, asynchronous, cursor, threading.Lock(), None):
+        with pytest.raises(OutboxMisused):
             write(wrong, ticket_id="1", action="a", object="o")
+    plain.close()
+    assert _staged(sqlite_outbox) == []
+
+
+def test_an_asynchronous_session_writes_through_its_own(postgres_outbox: Outbox) -> None:
+    async def work() -> None:
+        engine = create_async_engine(postgres_outbox.url)
+        async with AsyncSession(engine) as session:
+            await session.run_sync(lambda own: write(own, ticket_id="1", action="a", object="o"))
+            await session.rollback()
+            await session.run_sync(lambda own: write(own, ticket_id="2", action="a", object="o"))
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(work())
+    assert [row[0] for row in _staged(postgres_outbox)] == ["2"]
+
+
+def test_the_session_of_a_thread_will_do(sqlite_outbox: Outbox) -> None:
+    session = scoped_session(sessionmaker(sqlite_outbox.engine))
+    write(session, ticket_id="1", action="a", object="o")
+    session.rollback()
+    write(session, ticket_id="2", action="a", object="o")
+    session.commit()
+    session.remove()
+    assert [row[0] for row in _staged(sqlite_outbox)] == ["2"]
 
 
 def test_a_subclass_of_sqlites_connection_will_do(sqlite_outbox: Outbox, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from common.embedded import EmbeddedRedis, find_redis_server
-from common.errors import NotNow, RedisTrouble, ReplyUnknown, SqlTrouble, StartRefused
+from common.errors import NotNow, ReplyUnknown, SqlTrouble, StartRefused
 from common.outbox.rows import FIELDS
 from common.outbox.sql_files import queries
 from common.outbox.writer import LogRecord, write
@@ -30,7 +29,7 @@ from master.streamer import Pace
 from master.streamer_wiring import StreamerProgram
 from tests.outboxes import STREAM, Hand, Outbox, entries, made_outbox, uids, until
 from tests.proxy import Proxy
-from tests.rules import ROOT
+from tests.valkey import durable_server
 
 
 def test_rows_become_messages_in_order_and_go(outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
@@ -280,19 +279,14 @@ def test_waiting_for_the_disk_is_refused_where_redis_cannot_say(sqlite_outbox: O
         StreamerProgram(settings, redis_url)
 
 
-def _durable_redis(folder: Path) -> subprocess.Popen[bytes]:
-    words = [find_redis_server(), ROOT / "deploy" / "redis.conf", "--port", "0", "--unixsocket", folder / "s", "--dir", folder]
-    return subprocess.Popen([*map(str, words), "--logfile", str(folder / "log")])
-
-
 def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(sqlite_outbox: Outbox, tmp_path_short: Path) -> None:
     """deploy/redis.conf: appendfsync always."""
     written = sqlite_outbox.stage_many(5000)
-    url = f"unix://{tmp_path_short / 's'}"
     settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_batch=100, outbox_lease_seconds=1)
-    server, link = _durable_redis(tmp_path_short), Link(url, "test")
-    try:
-        until(lambda: _answers(link))
+    with contextlib.ExitStack() as stack:
+        server, url = stack.enter_context(durable_server(find_redis_server(), tmp_path_short))
+        link = Link(url, "test")
+        stack.callback(link.close)
         assert link.call("CONFIG", "GET", "append*")[1::2].count(b"always") == 1
         program = StreamerProgram(settings, url)
         program.start()
@@ -301,23 +295,40 @@ def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(sql
             server.kill()
             server.wait()
             gone = 5000 - sqlite_outbox.store.waiting()[0]
-            server = _durable_redis(tmp_path_short)
-            until(lambda: _answers(link))
+            stack.enter_context(durable_server(find_redis_server(), tmp_path_short))
+            link.close()  # it was of the one that is gone
             assert len(set(uids(link)) & set(written[:gone])) == gone
             until(lambda: sqlite_outbox.store.waiting()[0] == 0)
         finally:
             program.stop()
         assert list(dict.fromkeys(uids(link))) == written
+
+
+def test_rows_are_kept_until_they_are_on_disk(sqlite_outbox: Outbox, hands: Callable[..., Hand], valkey_url: str) -> None:
+    """WAITAOF, which Redis has from 7.2 on: here of a Valkey that is told to leave it to the kernel when it writes to the disk."""
+    written = sqlite_outbox.stage_many(3)
+    link = Link(valkey_url, "test")
+    link.call("CONFIG", "SET", "appendfsync", "no")
+    hand = hands(sqlite_outbox, valkey_url, pace=Pace(on_disk=True))
+    hand.turn(2)
+    assert (uids(link), sqlite_outbox.store.waiting()[0]) == (written, 3)
+    link.call("CONFIG", "SET", "appendfsync", "everysec")
+    until(lambda: (hand.turn(), sqlite_outbox.store.waiting()[0] == 0)[1])  # type: ignore[func-returns-value]
+    assert uids(link) == written
+    link.close()
+
+
+def test_the_program_waits_for_the_disk_where_redis_can_say(sqlite_outbox: Outbox, valkey_url: str) -> None:
+    written = sqlite_outbox.stage_many(2500)
+    program = StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_wait_aof=True), valkey_url)
+    link = Link(valkey_url, "test")
+    try:
+        program.start()
+        until(lambda: sqlite_outbox.store.waiting()[0] == 0)
+        assert uids(link) == written
     finally:
+        program.stop()
         link.close()
-        server.kill()
-        server.wait()
-
-
-def _answers(link: Link) -> bool:
-    with contextlib.suppress(RedisTrouble):
-        return bool(link.call("PING"))
-    return False
 
 
 def test_two_outboxes_of_one_stream_need_a_name_each(

@@ -220,7 +220,9 @@ def test_a_row_is_measured_with_all_its_columns(outbox: Outbox, hands: Callable[
     row = {"uid": "large", "ticket_id": "T", "action": "a", "object": "o", "data": "{}"}
     row[column] = '"' + "é" * 1000 + '"'
     with outbox.engine.begin() as connection:
-        connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid,:ticket_id,:action,:object,:data)"), row)
+        connection.execute(
+            sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid,:ticket_id,:action,:object,:data)"), row
+        )
     written = outbox.stage_many(2)
     hands(outbox, row_bytes=2000).turn(2)
     assert uids(link) == written
@@ -231,7 +233,9 @@ def test_a_row_is_measured_with_all_its_columns(outbox: Outbox, hands: Callable[
 def test_a_batch_is_bounded_in_bytes_whatever_column_they_are_in(outbox: Outbox) -> None:
     quarter = BATCH_BYTES // 4
     written = outbox.stage(
-        *(LogRecord("T", "a" * quarter, "o") for _ in range(3)), *(LogRecord("T", "a", "o", "x" * quarter) for _ in range(3)), LogRecord("T", "a", "o")
+        *(LogRecord("T", "a" * quarter, "o") for _ in range(3)),
+        *(LogRecord("T", "a", "o", "x" * quarter) for _ in range(3)),
+        LogRecord("T", "a", "o"),
     )
     batch = outbox.store.batch(1000)
     assert [row.uid for row in batch] == written[:4]
