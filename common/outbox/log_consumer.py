@@ -46,13 +46,13 @@ from common.errors import RedisTrouble, SqlTrouble
 from common.log import event
 from common.message import UID_FIELD, as_mapping, first_value
 from common.outbox.database import check_dialect, check_schema, open_engine, sa, sql_trouble
-from common.outbox.log_reader import DirectLog, Log, LogLost
+from common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
 from common.outbox.rows import LONGEST_UID
 from common.outbox.sql_files import queries
 from common.stream_id import ZERO, rank
 from common.streams import Entry
 
-__all__ = ["LogConsumer", "LogLost", "Record"]
+__all__ = ["LogConsumer", "LogLost", "Record", "RoutedLog"]
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ class LogConsumer:
     """One reader of one stream; used by one thread.
 
     ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction. ``remember``: how many
-    records back a repeat is recognised (None: all, in a table that only grows). ``reader`` replaces the connection to ``redis_url``.
+    records back a repeat is recognised (None: all, in a table that only grows). ``reader`` (RoutedLog) replaces the connection to
+    ``redis_url``.
     """
 
     def __init__(

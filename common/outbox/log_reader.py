@@ -17,6 +17,7 @@ from common.keys import LogKeys
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.stream_id import ZERO, Span, after, before, rank
+from common.stream_router import StreamRouter
 from common.streams import Entry, span_of
 
 
@@ -58,7 +59,7 @@ def judge_loss(last_id: bytes, span: Span | None) -> Loss | None:
 
 
 class Log(Protocol):
-    """The one seam between log consumers and how a stream is read: the stream router can take this place."""
+    """The one seam between log consumers and how a stream is read."""
 
     def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
         """Entries above ``last_id``, at most ``count``; at once. Raises LogLost, and what ``Link.call`` raises."""
@@ -123,3 +124,24 @@ class DirectLog:
 
     def close(self) -> None:
         self._link.close()
+
+
+class RoutedLog(DirectLog):
+    """Waits through a stream router: log consumers of many streams in one process block no connection each, and wake when Redis announces a
+    change. What they handle is read here all the same, from the checkpoint's entry on: what a router delivers proves no continuity.
+
+    ::
+
+        LogConsumer("totals", stream, sql, reader=RoutedLog(router, redis_url, stream, "totals"))
+    """
+
+    def __init__(self, router: StreamRouter, redis_url: str, stream: str, name: str) -> None:
+        super().__init__(redis_url, stream, name)
+        self._router = router
+
+    def wait(self, last_id: bytes, wait_s: float) -> bool:
+        subscription = self._router.subscribe(self._keys.stream, last_id, capacity=1)
+        try:
+            return bool(subscription.take(1, wait_s))
+        finally:
+            subscription.close()

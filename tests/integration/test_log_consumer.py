@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import string
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,14 +17,15 @@ import sqlalchemy as sa
 
 from common.errors import NotNow, SqlTrouble
 from common.keys import Keys, LogKeys
-from common.outbox.log_consumer import LogConsumer, LogLost, Record
+from common.outbox.log_consumer import LogConsumer, LogLost, Record, RoutedLog
 from common.outbox.log_reader import Loss
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.stream_id import before
+from common.stream_router import Mode, StreamRouter
 from master.policy.trim import Nothing, decide, readers
 from master.trimming import Trimming
-from tests.outboxes import STREAM, Outbox, add
+from tests.outboxes import STREAM, Outbox, add, until
 
 KEYS = LogKeys(STREAM)
 
@@ -194,6 +196,32 @@ def test_run_waits_trouble_out_and_ends_when_asked(sqlite_outbox: Outbox, consum
 
     consumer.run(add, stop)
     assert consumer.state()[1]["uids"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", [Mode.CHANGE_DRIVEN, Mode.PORTABLE])
+def test_log_consumers_of_many_streams_wait_on_one_router(sqlite_outbox: Outbox, redis_url: str, link: Link, mode: Mode) -> None:
+    router = StreamRouter(redis_url, mode=mode)
+    router.start()
+    streams = [f"log-{n}" for n in range(3)]
+    with contextlib.ExitStack() as stack:
+        stack.callback(router.stop)
+        consumers = [
+            stack.enter_context(LogConsumer("one", stream, sqlite_outbox.engine, reader=RoutedLog(router, redis_url, stream, "one")))
+            for stream in streams
+        ]
+        for consumer in consumers:
+            assert consumer.step(add, 0.05) == 0
+        waiting = threading.Thread(target=consumers[1].step, args=(add, 60.0))
+        waiting.start()
+        until(lambda: router.counters()["streams"] == 1)
+        link.call("XADD", streams[1], "*", "uid", "a")
+        waiting.join(30)
+        assert not waiting.is_alive(), "the router did not wake it"
+        assert [consumer.step(add) for consumer in consumers] == [0, 1, 0]
+        link.call("DEL", streams[1])
+        link.call("XADD", streams[1], "1-1", "uid", "b")
+        with pytest.raises(LogLost):
+            consumers[1].step(add, 5.0)
 
 
 def test_fields_of_any_kind_are_readable(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
