@@ -23,7 +23,7 @@ A record that was sent twice is left out the second time if no more than ``remem
 would have its effect a second time. The streamer sends a batch again before anything that comes behind it in its outbox, so what lies
 between the copies is only what *others* add to the stream until it can: an hour without the database is an hour of other outboxes and
 direct producers. Where that may be more than ``remember``, or where a producer repeats a uid days later, give a higher number, or None.
-A reset forgets all uids.
+A reset knows the last 10,000 entries before its place, and no others.
 
 The first start of a name begins with the first entry of the stream (``start=b"+"``: behind its last one). A stream that was lost or cut is
 noticed from then on (LogLost), unless it was still empty at that start: then from the first batch on.
@@ -32,6 +32,7 @@ noticed from then on (LogLost), unless it was still empty at that start: then fr
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import random
 import time
@@ -57,6 +58,8 @@ __all__ = ["LogConsumer", "LogLost", "Record", "RoutedLog"]
 log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
+#: So many entries before the place of a reset are known, should they come again.
+_RECALLED = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -182,6 +185,7 @@ class LogConsumer:
         """
         self._at = None
         place = self._log.place(last_id)
+        handled = [_record(entry).uid for entry in itertools.islice(self._log.back_from(place, self._batch), _RECALLED)]
         with sql_trouble("resetting"), self._engine.begin() as sql:
             sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
             at = self._read(sql)
@@ -189,6 +193,7 @@ class LogConsumer:
             if at is None or moved is None:
                 raise SqlTrouble("this log consumer is running: stop it, then reset it")
             sql.execute(self._sql["forget"], self._me | {"number": moved.records})
+            self._remember_all(sql, moved, handled)  # copies of them may come behind the place
             sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
             self._log.note(self._name, at.version, min(at.last_id, place, key=rank), replace=True)
         self._note(moved)
@@ -226,8 +231,7 @@ class LogConsumer:
         uids = [record.uid for record in records if record.uid != record.id]
         if not uids:
             return records
-        asked: Any = orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
-        new = {row[0] for row in sql.execute(self._sql["remember"], self._me | {"uids": asked, "number": at.records})}
+        new = self._remember_all(sql, at, uids)
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
         fresh = []
@@ -236,6 +240,11 @@ class LogConsumer:
                 new.discard(record.uid)
                 fresh.append(record)
         return fresh
+
+    def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
+        """Those that were not known."""
+        asked: Any = orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
+        return {row[0] for row in sql.execute(self._sql["remember"], self._me | {"uids": asked, "number": at.records})}
 
     def _load(self, sql: sa.Connection) -> dict[str, Any]:
         stored = sql.scalar(self._sql["state"], self._me)

@@ -9,6 +9,7 @@ has no entry yet, there is no proof before the first batch.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Protocol
 
 from common.endpoints import near
@@ -71,6 +72,9 @@ class Log(Protocol):
         """The highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the first entry when there is none,
         0-0 when the stream is empty."""
 
+    def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
+        """The entries from ``last_id`` back to the first one, read by so many at a time."""
+
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         """Tell those who trim that everything from ``last_id`` on is needed; False when a later version is noted."""
 
@@ -113,6 +117,12 @@ class DirectLog:
             return bytes(below[0][0])
         first = self._link.call("XRANGE", self._keys.stream, "-", "+", "COUNT", 1)
         return before(first[0][0]) if first else ZERO
+
+    def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
+        found = self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page)
+        while found:
+            yield from (Entry(*entry) for entry in found)
+            found = self._link.call("XREVRANGE", self._keys.stream, b"(" + found[-1][0], "-", "COUNT", page)
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), (name, version, last_id, "1" if replace else "")))

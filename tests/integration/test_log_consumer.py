@@ -354,6 +354,16 @@ def test_a_reset_goes_on_behind_an_entry_that_is_there_and_is_noted_at_once(
     assert _noted(link) == ids[-1]
 
 
+def test_a_copy_behind_a_reset_of_a_record_before_it_is_left_out(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """The state that was given has its effect already."""
+    ids = _send(link, *"abcbad")
+    consumer = consumers(outbox)
+    _all(consumer)
+    consumer.reset(ids[1], {"count": 2, "uids": ["a", "b"]})
+    _all(consumer)
+    assert consumer.state()[1]["uids"] == list("abcd")
+
+
 def test_a_reset_forward_that_is_not_committed_leaves_no_note_ahead_of_sql(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """Else all between would be trimmed, and SQL still needs it."""
     ids = _send(link, *"abcde")
