@@ -19,6 +19,8 @@ from master.streamer import BellRinger, Pace, Streamer, log
 
 _JOIN_S = 5.0
 _TURNS_PER_LEASE = 4
+#: When another connection is tried because the database has not answered. The lease ends long before; who is slow shall not be begun anew and anew.
+_PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
 
 
 class StreamerProgram:
@@ -83,8 +85,8 @@ class StreamerProgram:
         """Whether the streamer makes progress: the lease is extended only then, so that where its database fails it another one streams that
         has a better way there. While it stops, the last batch keeps the lease."""
         lease_s, now = self._settings.outbox_lease_seconds, now_s()
-        if now - (self._streamer.last_turn_s or now) > lease_s:
-            self._store.interrupt()  # the database does not answer: try another connection
+        if now - (self._streamer.last_turn_s or now) > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s):
+            self._store.interrupt()
         return self._stopping or (self._streamer.alive and now - self._streamer.worked_s < lease_s)
 
 

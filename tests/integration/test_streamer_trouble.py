@@ -19,7 +19,7 @@ from common.outbox.database import open_engine
 from common.outbox.store import BATCH_BYTES
 from common.outbox.writer import LogRecord
 from common.redis_client import CommandRefused, Link
-from master import streamer
+from master import streamer, streamer_wiring
 from master.settings import StreamerSettings
 from master.streamer import Pace
 from master.streamer_wiring import StreamerProgram
@@ -159,8 +159,11 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
             connection.execute(sa.text(f"DROP ROLE {role}"))
 
 
-def test_a_database_that_does_not_answer_is_asked_over_another_connection(postgres_outbox: Outbox, redis_url: str, link: Link) -> None:
+def test_a_database_that_does_not_answer_is_asked_over_another_connection(
+    postgres_outbox: Outbox, redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its server process is stopped: the kernel still acknowledges what is sent to it."""
+    monkeypatch.setattr(streamer_wiring, "_PATIENCE_S", 1.0)
     program = _program(postgres_outbox.url, redis_url)
     stopped = 0
     try:
