@@ -159,12 +159,13 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
             connection.execute(sa.text(f"DROP ROLE {role}"))
 
 
-def test_a_database_that_does_not_answer_is_asked_over_another_connection(
-    postgres_outbox: Outbox, redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or_over_another_connection(
+    postgres_outbox: Outbox, redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch, standby: bool
 ) -> None:
     """Its server process is stopped: the kernel still acknowledges what is sent to it."""
-    monkeypatch.setattr(streamer_wiring, "_PATIENCE_S", 1.0)
-    program = _program(postgres_outbox.url, redis_url)
+    monkeypatch.setattr(streamer_wiring, "_PATIENCE_S", 600.0 if standby else 1.0)
+    program, other = (_program(postgres_outbox.url, redis_url) for _ in range(2))
     stopped = 0
     try:
         program.start()
@@ -172,13 +173,18 @@ def test_a_database_that_does_not_answer_is_asked_over_another_connection(
         until(lambda: uids(link) == first and postgres_outbox.store.waiting()[0] == 0)
         stopped = program._store._asked.info.backend_pid
         os.kill(stopped, signal.SIGSTOP)
+        if standby:
+            other.start()
         second = postgres_outbox.stage_many(3)
         until(lambda: postgres_outbox.store.waiting()[0] == 0, "it hangs")
         assert uids(link) == [*first, *second]
     finally:
-        program.stop()
         if stopped:
-            os.kill(stopped, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGCONT)
+        program.stop()
+        if standby:
+            other.stop()
 
 
 def test_a_server_that_is_gone_without_a_word_is_noticed(postgres_outbox: Outbox) -> None:
