@@ -165,16 +165,17 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
 ) -> None:
     """Its server process is stopped: the kernel still acknowledges what is sent to it."""
     monkeypatch.setattr(streamer_wiring, "_PATIENCE_S", 600.0 if standby else 1.0)
-    program, other = (_program(postgres_outbox.url, redis_url) for _ in range(2))
+    programs = [_program(postgres_outbox.url, redis_url)]
     stopped = 0
     try:
-        program.start()
+        programs[0].start()
         first = postgres_outbox.stage_many(3)
         until(lambda: uids(link) == first and postgres_outbox.store.waiting()[0] == 0)
-        stopped = program._store._asked.info.backend_pid
+        stopped = programs[0]._store._asked.info.backend_pid
         os.kill(stopped, signal.SIGSTOP)
         if standby:
-            other.start()
+            programs.append(_program(postgres_outbox.url, redis_url))
+            programs[1].start()
         second = postgres_outbox.stage_many(3)
         until(lambda: postgres_outbox.store.waiting()[0] == 0, "it hangs")
         assert uids(link) == [*first, *second]
@@ -182,9 +183,8 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
         if stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGCONT)
-        program.stop()
-        if standby:
-            other.stop()
+        for program in programs:
+            program.stop()
 
 
 def test_a_server_that_is_gone_without_a_word_is_noticed(postgres_outbox: Outbox) -> None:
