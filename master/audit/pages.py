@@ -16,7 +16,7 @@ from common.keys import Keys
 from common.message import LONGEST_TICKET
 from common.stream_id import rank
 from master.audit.bulk import PAGE, BulkReader
-from master.audit.reading import TicketFields, ticket_in
+from master.audit.reading import ticket_in
 from master.audit.replies import EntryPage, PendingPage, entry_page, pending_page
 
 #: Reading a stretch of the stream that is longer than this many times the pending entries in it costs more than asking one by one.
@@ -37,7 +37,7 @@ class PendingColumns(NamedTuple):
 
 
 def pending_columns(
-    pending: BulkReader, entries: BulkReader, keys: Keys, ticket_fields: TicketFields, span: tuple[bytes, bytes], everything: bool
+    pending: BulkReader, entries: BulkReader, keys: Keys, ticket_field: bytes, span: tuple[bytes, bytes], everything: bool
 ) -> Iterator[PendingColumns]:
     """The pending entries of a range with what the stream has of them, page by page in id order; with ``everything`` also the entries
     that are not pending."""
@@ -46,10 +46,10 @@ def pending_columns(
     for page in _pending_pages(pending, keys, first, last):
         highest = page.ids[-1].as_py()
         if everything:
-            found = _joined(list(_entry_pages(entries, keys.stream, ticket_fields, start, highest)))
+            found = _joined(list(_entry_pages(entries, keys.stream, ticket_field, start, highest)))
             start = b"(" + highest
         else:
-            found = _bodies_of(entries, keys.stream, ticket_fields, page.ids)
+            found = _bodies_of(entries, keys.stream, ticket_field, page.ids)
         if found.ids.equals(page.ids):  # the usual case in a busy stream: all that lies in between is pending
             yield PendingColumns(*page, found.tickets, pa.repeat(pa.scalar(True), len(page.ids)))
             continue
@@ -59,7 +59,7 @@ def pending_columns(
             over = pc.invert(pc.is_in(found.ids, value_set=page.ids))
             yield _settled(EntryPage(found.ids.filter(over), found.tickets.filter(over)))
     if everything:
-        yield from map(_settled, _entry_pages(entries, keys.stream, ticket_fields, start, last))
+        yield from map(_settled, _entry_pages(entries, keys.stream, ticket_field, start, last))
 
 
 def _settled(found: EntryPage) -> PendingColumns:
@@ -86,15 +86,15 @@ def _pending_pages(reader: BulkReader, keys: Keys, start: bytes, last: bytes) ->
             return
 
 
-def _entry_pages(reader: BulkReader, stream: str, fields: TicketFields, start: bytes, last: bytes) -> Iterator[EntryPage]:
+def _entry_pages(reader: BulkReader, stream: str, field: bytes, start: bytes, last: bytes) -> Iterator[EntryPage]:
     """Every entry of a range, and its ticket."""
     while True:
         count, before = reader.page_size, reader.bytes_read
         reader.send_for_bytes("XRANGE", stream, start, last, "COUNT", count)
         taken = reader.take_bytes()
-        page = entry_page(taken, fields)
+        page = entry_page(taken, field)
         if page is None:
-            page = _plain(reader.decoded(taken), fields)
+            page = _plain(reader.decoded(taken), field)
         if not len(page.ids):
             return
         reader.weigh(len(page.ids), reader.bytes_read - before)
@@ -105,18 +105,18 @@ def _entry_pages(reader: BulkReader, stream: str, fields: TicketFields, start: b
         start = b"(" + reached
 
 
-def _bodies_of(reader: BulkReader, stream: str, fields: TicketFields, ids: pa.Array) -> EntryPage:
+def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> EntryPage:
     """Those of ``ids`` (ascending) that are in the stream, and maybe others; read as a range while that is the cheaper way."""
     lowest, highest = ids[0].as_py(), ids[-1].as_py()
     pages, count = [], 0
-    for page in _entry_pages(reader, stream, fields, lowest, highest):
+    for page in _entry_pages(reader, stream, field, lowest, highest):
         pages.append(page)
         count += len(page.ids)
         reached = page.ids[-1].as_py()
         if count > _SPARSE * len(ids) and reached != highest:
             left = [entry_id for entry_id in ids.to_pylist() if rank(entry_id) > rank(reached)]
             rows = [row for row in reader.bodies(stream, left) if row is not None]
-            found = _plain(rows, fields)
+            found = _plain(rows, field)
             pages.append(EntryPage(found.ids, _fit(found.tickets)))
             break
     return _joined(pages)
@@ -129,9 +129,9 @@ def _joined(pages: Sequence[EntryPage]) -> EntryPage:
     return EntryPage(pa.concat_arrays([none, *(page.ids for page in pages)]), pa.concat_arrays([none, *(page.tickets for page in pages)]))
 
 
-def _plain(rows: Sequence[Any], fields: TicketFields) -> EntryPage:
+def _plain(rows: Sequence[Any], field: bytes) -> EntryPage:
     """[id, [name, value, ...]] each, as columns."""
-    return EntryPage(pa.array([row[0] for row in rows], _TEXT), pa.array([ticket_in(row[1], fields) for row in rows], _TEXT))
+    return EntryPage(pa.array([row[0] for row in rows], _TEXT), pa.array([ticket_in(row[1], field) for row in rows], _TEXT))
 
 
 def _fit(tickets: pa.Array) -> pa.Array:

@@ -104,17 +104,10 @@ def _id(value: int) -> bytes:
 
 # ---- tickets -----------------------------------------------------------------------------------------------------------------
 
-#: Names of fields that hold the ticket; the first one that an entry has counts.
-TicketFields = tuple[bytes, ...]
-
-
-def ticket_in(flat: Sequence[bytes], fields: TicketFields) -> bytes | None:
+def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
     """The ticket id among names and values, as the scripts read it; None where there is none, or one that is no ticket id."""
-    for field in fields:
-        ticket = first_value(flat, field)
-        if ticket is not None:
-            return ticket if 0 < len(ticket) <= LONGEST_TICKET else None
-    return None
+    ticket = first_value(flat, field)
+    return ticket if ticket and len(ticket) <= LONGEST_TICKET else None
 
 
 # ---- index, run log, members -------------------------------------------------------------------------------------------------

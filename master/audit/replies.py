@@ -29,7 +29,7 @@ class PendingPage(NamedTuple):
 
 
 class EntryPage(NamedTuple):
-    """Entries of a stream with their tickets, in id order; a ticket is null where there is none, or an empty one."""
+    """Entries of a stream with their tickets, in id order; a ticket is null where there is none."""
 
     ids: pa.Array
     tickets: pa.Array
@@ -94,8 +94,8 @@ def pending_page(reply: bytes) -> PendingPage | None:
     return PendingPage(lines.texts(first + 2), lines.texts(first + 4), idle, deliveries)
 
 
-def entry_page(reply: bytes, ticket_fields: tuple[bytes, ...]) -> EntryPage | None:
-    """The reply of ``XRANGE``, whatever follows it left out. ``ticket_fields``: the field of the ticket, and what comes before it if it is there."""
+def entry_page(reply: bytes, ticket_field: bytes) -> EntryPage | None:
+    """The reply of ``XRANGE``, whatever follows it left out."""
     lines = _Lines(reply)
     rows = _number_of_rows(lines)
     if rows is None:
@@ -111,12 +111,7 @@ def entry_page(reply: bytes, ticket_fields: tuple[bytes, ...]) -> EntryPage | No
     in_pairs[0] = in_pairs[first] = in_pairs[first + 3] = False
     if not lines.are_announced(np.flatnonzero(in_pairs)[::2]):
         return None
-    value = np.full(rows, -1)
-    for field in reversed(ticket_fields):
-        if field in reply:
-            found = _first_values(lines, first, sizes, field)
-            value = np.where(found < 0, value, found)
-    return EntryPage(lines.texts(first + 2), lines.texts(value))
+    return EntryPage(lines.texts(first + 2), lines.texts(_first_values(lines, first, sizes, ticket_field)))
 
 
 def _number_of_rows(lines: _Lines) -> int | None:

@@ -69,8 +69,8 @@ class _Reader(DataSourceReader):
         return Keys(stream, self.option("group", _DEFAULTS["group"]))
 
     @property
-    def ticket_fields(self) -> reading.TicketFields:
-        return (self.option("ticket_field", _DEFAULTS["ticket_field"]).encode(),)
+    def ticket_field(self) -> bytes:
+        return self.option("ticket_field", _DEFAULTS["ticket_field"]).encode()
 
     def connect(self, stream: str) -> BulkReader:
         return BulkReader(near(self.options["url"], stream))
@@ -110,7 +110,7 @@ class _PendingReader(_Reader):
     def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
         keys, now_ms = self.keys(part.stream), wall_ms()
         with self.connect(part.stream) as entries:
-            for page in pages.pending_columns(reader, entries, keys, self.ticket_fields, (part.first, part.last), self._everything):
+            for page in pages.pending_columns(reader, entries, keys, self.ticket_field, (part.first, part.last), self._everything):
                 yield columns.pending_batch(part.stream, keys.group, now_ms, page)
 
 
@@ -125,9 +125,9 @@ class _StreamReader(_Reader):
         return parts or [Part("")]
 
     def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
-        raw, fields = self.option("raw") == "true", self.ticket_fields
+        raw, field = self.option("raw") == "true", self.ticket_field
         for rows in reader.entries(self.option("key", part.stream), part.first, part.last):
-            yield columns.stream_batch(part.stream, rows, [reading.ticket_in(row[1], fields) for row in rows], raw)
+            yield columns.stream_batch(part.stream, rows, [reading.ticket_in(row[1], field) for row in rows], raw)
 
 
 class _RunsReader(_Reader):
