@@ -104,6 +104,7 @@ def _id(value: int) -> bytes:
 
 # ---- tickets -----------------------------------------------------------------------------------------------------------------
 
+
 def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
     """The ticket id among names and values, as the scripts read it; None where there is none, or one that is no ticket id."""
     ticket = first_value(flat, field)
