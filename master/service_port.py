@@ -79,6 +79,9 @@ class ServicePort:
     def consumers(self) -> list[dict[str, Any]]:
         return self._status.consumers()
 
+    def audit(self) -> dict[str, Any] | None:
+        return self._status.audit()
+
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
         return self._status.tickets(cursor, limit)
 

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Any
 
+import orjson
+
 from common.errors import GroupMissing
 from common.keys import MASTER, Keys
 from common.message import ticket_text
@@ -122,6 +124,16 @@ class StatusReader:
             if letter is not None:
                 row["dead_letter"] = letter.row()
         return rows
+
+    def audit(self) -> dict[str, Any] | None:
+        """The summary of the last audit (``master.audit.report.summary``); None when there was none, or what is there cannot be read."""
+        with self._lock:
+            stored = self._link.call("GET", self._keys.audit)
+        try:
+            found = orjson.loads(stored or b"null")
+        except orjson.JSONDecodeError:
+            return None
+        return found if isinstance(found, dict) else None
 
     def close(self) -> None:
         self._link.close()

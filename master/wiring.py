@@ -15,6 +15,7 @@ from common.redis_client import Link
 from common.service import Service
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
+from master.audit_metrics import AuditMetrics
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
@@ -77,6 +78,7 @@ class MasterProgram:
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)
+        metrics.add(AuditMetrics(self._status.audit))
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )

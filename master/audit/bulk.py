@@ -6,7 +6,7 @@ is simply not there, and whoever asked says so (``Interrupted``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -21,6 +21,8 @@ PAGE = 10_000
 _BODY_PAGE_BYTES = 4 << 20
 _CHUNK = 1 << 20
 _LONGEST_SILENCE_S = 60.0
+#: What PING answers: asked behind a command whose reply is wanted as bytes, it shows where that reply ends.
+_MARK = b"\r\n+PONG\r\n"
 
 Row = list[Any]
 
@@ -36,7 +38,7 @@ class BulkReader:
         self._url = url
         self._connection: Any = make_connection(url, name, _LONGEST_SILENCE_S)
         self._parser = hiredis.Reader()
-        self._count = 500  # entries of the next page of bodies
+        self.page_size = 500  # entries of the next page of bodies
         self.bytes_read = 0
 
     def __enter__(self) -> BulkReader:
@@ -60,56 +62,64 @@ class BulkReader:
         """The next reply. Raises Interrupted when Redis goes away, or answers with an error."""
         reply = self._parser.gets()
         while reply is False:
-            try:
-                chunk = self._connection._sock.recv(_CHUNK)
-            except OSError as failed:
-                raise Interrupted(f"Redis at {redacted(self._url)} went away in the middle of the audit: {failed}") from failed
-            if not chunk:
-                raise Interrupted(f"Redis at {redacted(self._url)} closed the connection in the middle of the audit")
-            self.bytes_read += len(chunk)
-            self._parser.feed(chunk)
+            self._parser.feed(self._chunk())
             reply = self._parser.gets()
         if isinstance(reply, hiredis.ReplyError):
             raise Interrupted(f"Redis refuses a read of the audit: {reply}")
         return reply
 
+    def _chunk(self) -> bytes:
+        try:
+            chunk: bytes = self._connection._sock.recv(_CHUNK)
+        except OSError as failed:
+            raise Interrupted(f"Redis at {redacted(self._url)} went away in the middle of the audit: {failed}") from failed
+        if not chunk:
+            raise Interrupted(f"Redis at {redacted(self._url)} closed the connection in the middle of the audit")
+        self.bytes_read += len(chunk)
+        return chunk
+
     def ask(self, *command: Any) -> Any:
         self.send(command)
         return self.take()
 
+    # ---- replies as bytes (``replies``) --------------------------------------------------------------------------------------
+
+    def send_for_bytes(self, *command: Any) -> None:
+        """Ask for what ``take_bytes`` gives; one such question at a time."""
+        self.send(command, ("PING",))
+
+    def take_bytes(self) -> bytes:
+        """The reply as it came, and the mark behind it. Where a value of it looks like the mark, it is only a part: ``decoded`` reads on."""
+        taken = bytearray()
+        while not taken.endswith(_MARK):
+            taken += self._chunk()
+        return bytes(taken)
+
+    def decoded(self, taken: bytes) -> Any:
+        """The reply that ``take_bytes`` has begun, as objects."""
+        self._parser.feed(taken)
+        reply = self.take()
+        self.take()  # the mark
+        return reply
+
     # ---- pages ---------------------------------------------------------------------------------------------------------------
-
-    def pages(self, first: Callable[[bytes], Sequence[Any]], start: bytes, size: int) -> Iterator[list[Row]]:
-        """Pages of rows whose first column is a stream id, until one is not full. ``first(start)`` is the command; the next page is asked for
-        before this one is given out, so that Redis works while we do."""
-        self.send(first(start))
-        while True:
-            rows = self.take()
-            full = len(rows) >= size
-            if full:
-                self.send(first(b"(" + rows[-1][0]))
-            if rows:
-                yield rows
-            if not full:
-                return
-
-    def pending(self, stream: str, group: str, first: bytes, last: bytes) -> Iterator[list[Row]]:
-        """Pages of [id, consumer, idle ms, deliveries] in id order."""
-        return self.pages(lambda start: ("XPENDING", stream, group, start, last, PAGE), first, PAGE)
 
     def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[Row]]:
         """Pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""
         start = first
         while True:
-            before, count = self.bytes_read, self._count
+            before, count = self.bytes_read, self.page_size
             rows = self.ask("XRANGE", stream, start, last, "COUNT", count)
             if rows:
-                weight = max(1, (self.bytes_read - before) // len(rows))
-                self._count = max(10, min(PAGE, _BODY_PAGE_BYTES // weight))
+                self.weigh(len(rows), self.bytes_read - before)
                 yield rows
             if len(rows) < count:
                 return
             start = b"(" + rows[-1][0]
+
+    def weigh(self, entries: int, octets: int) -> None:
+        """Choose the size of the next page of bodies by what this one weighed."""
+        self.page_size = max(10, min(PAGE, _BODY_PAGE_BYTES * entries // max(1, octets)))
 
     def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[Row | None]:
         """The entries of these ids one by one; None where there is none."""

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from master.audit.reading import IndexColumns, PendingColumns, RunColumns
+from master.audit.pages import PendingColumns
+from master.audit.reading import IndexColumns, RunColumns
 
 _MOST = 2**63 - 1
 _FIELDS = pa.map_(pa.string(), pa.string())
@@ -91,13 +92,13 @@ def ddl(schema: pa.Schema) -> str:
     return ", ".join(f"`{field.name}` {_SQL[field.type]}" for field in schema)
 
 
-def text(values: Sequence[bytes | None]) -> pa.Array:
+def text(values: Sequence[bytes | None] | pa.Array) -> pa.Array:
     """UTF-8 texts; what is none gets replacement characters."""
-    raw = pa.array(values, pa.binary())
+    raw = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([None if value is None else value.decode(errors="replace") for value in values], pa.string())
+        return pa.array([None if value is None else value.decode(errors="replace") for value in raw.to_pylist()], pa.string())
 
 
 def numbers(ids: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -134,8 +135,8 @@ def pending_batch(stream: str, group: str, now_ms: int, part: PendingColumns) ->
     ids = text(part.ids)
     ms, seq = numbers(ids)
     age = pc.subtract(pa.scalar(now_ms, pa.int64()), ms)
-    columns = [_constant(stream, count), _constant(group, count), ids, ms, seq, text(part.consumers), whole(part.idle_ms), whole(part.deliveries)]
-    return pa.RecordBatch.from_arrays([*columns, age, text(part.tickets), pa.array(part.in_stream, pa.bool_())], schema=PENDING)
+    columns = [_constant(stream, count), _constant(group, count), ids, ms, seq, text(part.consumers), part.idle_ms, part.deliveries]
+    return pa.RecordBatch.from_arrays([*columns, age, text(part.tickets), part.in_stream], schema=PENDING)
 
 
 def stream_batch(stream: str, rows: Sequence[Any], tickets: Sequence[bytes | None], raw: bool) -> pa.RecordBatch:

@@ -7,7 +7,8 @@
     <folder>/entries/date=2026-11-21/<n>-part-....parquet             where readers find the rows
 
 1. Spark writes commit n into ``_staging/n``. Killed here: the next run throws it away.
-2. ``_commits/n.json`` (range of ids, rows, names of the files) is written beside its place, synced, and renamed. From now on it is committed.
+2. The files are synced; ``_commits/n.json`` (range of ids, rows, names of the files) is written beside its place, synced, and renamed. From
+   now on it is committed.
 3. Each file is renamed from staging to its place. Killed here: the next run goes on with it. A rename is done or not, and its name is in the
    commit, so no row is there twice and none is missing once the next run has begun.
 
@@ -81,6 +82,8 @@ class DataSet:
         staged = self.staging(wanted.number)
         files = tuple(sorted(str(file.relative_to(staged)) for file in staged.rglob("*.parquet"))) if staged.is_dir() else ()
         made = replace(wanted, files=files)
+        for name in files:  # after this commit their entries may be trimmed
+            _sync(staged / name)
         self._commits.mkdir(parents=True, exist_ok=True)
         written = self._commits / f"{made.number}.json.new"
         with written.open("w") as out:
@@ -122,8 +125,8 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(place: Path) -> None:
+    descriptor = os.open(place, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

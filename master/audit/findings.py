@@ -16,8 +16,10 @@ from common.keys import HALTED, MASTER, Keys
 #: Names of the group that are no incarnations, and that no lease is asked of.
 RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
 #: Outcomes after which a message is over; the others are followed by another attempt.
-ENDED = ("done", "gave_up")
-CRASHED = "crashed"
+DONE, CRASHED = "done", "crashed"
+ENDED = (DONE, "gave_up")
+#: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
+FENCES_PER_MS = 1024
 
 
 class Severity(enum.Enum):
@@ -240,6 +242,14 @@ CHECKS: dict[str, Check] = {
             "The entry was read, is not pending, and nobody says that it was handled: acknowledged by hand, or its consumer deleted.",
             (_BODY, _PENDING, "redis-cli XRANGE {runs} - + COUNT 10"),
             "Send it again if its effect is missing: usher send. Look for XACK or XGROUP DELCONSUMER by other programs (redis-cli MONITOR).",
+        ),
+        Check(
+            "effect_twice",
+            Severity.BAD,
+            "A message that is done is not run again; another owner may repeat it only if it was handed over before the first success was noted.",
+            "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
+            (_RUNS, _BODY),
+            "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please report it.",
         ),
         Check(
             "dead_and_done",

@@ -32,7 +32,10 @@ from master.audit.suspects import LOOKED_AT, SHOWN, Suspects
 #: Judged by ``judge_members``, again as a whole at the second look.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
 #: Facts of the past: the log that they are in does not change.
-_OF_THE_LOG = ("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable", "dead_and_done")
+_OF_THE_LOG = (
+    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell"),
+    *("times_impossible", "run_unreadable", "effect_twice", "dead_and_done"),
+)
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,7 @@ def _figures(facts: Sequence[StreamFacts], pending: pending_proof.PendingFigures
         "unsuccessful": runs.unsuccessful,
         "crashed": runs.crashed,
         "repeated": runs.repeated,
+        "succeeded_again": runs.succeeded_again,
         "execution_p50_ms": runs.p50_ms,
         "execution_p99_ms": runs.p99_ms,
         "slowest_recovery_ms": runs.slowest_recovery_ms,

@@ -23,6 +23,7 @@ _TITLES = {
     "unsuccessful": "of these not successful",
     "crashed": "of these ended by a crash",
     "repeated": "started again under a new owner",
+    "succeeded_again": "succeeded twice by that, as is allowed",
     "execution_p50_ms": "an execution takes, median",
     "execution_p99_ms": "an execution takes, 99 %",
     "slowest_recovery_ms": "slowest recovery",

@@ -1,8 +1,4 @@
-"""What the audit reads from Redis, as columns of plain values: used by the Spark data sources in parts, and by ``oracle`` in one piece.
-
-Order of reading matters on a running system. Within one window of ids the pending list is read *before* the entries: what was
-acknowledged before the first look has its record in the run log, which is read last of all.
-"""
+"""What the audit reads from Redis, as columns of plain values, and in which parts. Pending lists with their entries: ``pages``."""
 
 from __future__ import annotations
 
@@ -23,20 +19,6 @@ _PART_ENTRIES, PART_RECORDS = 250_000, 400
 _MOST_PARTS = 256
 _PROBES_A_PART, _MOST_PROBES = 4, 256
 _PENDING_PROBE, _ENTRY_PROBE = 100, 10
-#: Reading a stretch of the stream that is longer than this many times the pending entries in it costs more than asking one by one.
-_SPARSE = 3
-
-
-class PendingColumns(NamedTuple):
-    """Equally long columns. Of an entry that is not pending (any more) consumer, idle and deliveries are None. ``in_stream`` False: its
-    body is gone. ``tickets``: None where it has none or an unfit one."""
-
-    ids: list[bytes]
-    consumers: list[bytes | None]
-    idle_ms: list[int | None]
-    deliveries: list[int | None]
-    tickets: list[bytes | None]
-    in_stream: list[bool]
 
 
 class RunColumns(NamedTuple):
@@ -120,68 +102,13 @@ def _id(value: int) -> bytes:
     return b"%d-%d" % (value >> 64, value & (1 << 64) - 1)
 
 
-# ---- pending list and stream -------------------------------------------------------------------------------------------------
+# ---- tickets -----------------------------------------------------------------------------------------------------------------
 
 
-def tickets_in(rows: Sequence[Any], field: bytes) -> list[bytes | None]:
-    """The ticket id of each [id, fields], as the scripts read it; None where there is none, or one that is no ticket id."""
-    # The usual message begins with its ticket; this is the innermost loop of the audit.
-    found: list[bytes | None] = [row[1][1] if row[1][0] == field else first_value(row[1], field) for row in rows]
-    return [ticket if ticket and len(ticket) <= LONGEST_TICKET else None for ticket in found]
-
-
-def pending_columns(
-    pending: BulkReader, entries: BulkReader, keys: Keys, ticket_field: bytes, span: tuple[bytes, bytes], everything: bool
-) -> Iterator[PendingColumns]:
-    """The pending entries of a range with what the stream has of them, page by page in id order; with ``everything`` also the entries
-    that are not pending."""
-    first, last = span
-    start = first
-    for rows in pending.pending(keys.stream, keys.group, first, last):
-        ids, consumers, idle, deliveries = map(list, zip(*rows, strict=True))
-        if everything:
-            found = _window(entries, keys.stream, ticket_field, start, ids[-1])
-            start = b"(" + ids[-1]
-        else:
-            found = _bodies_of(entries, keys.stream, ticket_field, ids)
-        if len(found) == len(ids) and list(found) == ids:  # the usual case in a busy stream: all that lies in between is pending
-            in_stream, tickets = [True] * len(ids), list(found.values())
-        else:
-            in_stream, tickets = [entry_id in found for entry_id in ids], list(map(found.get, ids))
-        yield PendingColumns(ids, consumers, idle, deliveries, tickets, in_stream)
-        if everything and len(found) > len(ids) - in_stream.count(False):
-            held = set(ids)
-            yield _settled([(entry_id, ticket) for entry_id, ticket in found.items() if entry_id not in held])
-    if everything:
-        for rows in entries.entries(keys.stream, start, last):
-            yield _settled(list(zip([row[0] for row in rows], tickets_in(rows, ticket_field), strict=True)))
-
-
-def _settled(found: list[tuple[bytes, bytes | None]]) -> PendingColumns:
-    nothing: list[Any] = [None] * len(found)
-    return PendingColumns([i for i, _ in found], nothing, nothing, nothing, [ticket for _, ticket in found], [True] * len(found))
-
-
-def _window(reader: BulkReader, stream: str, field: bytes, start: bytes, last: bytes) -> dict[bytes, bytes | None]:
-    """Id -> ticket of every entry of a range."""
-    found: dict[bytes, bytes | None] = {}
-    for rows in reader.entries(stream, start, last):
-        found.update(zip([row[0] for row in rows], tickets_in(rows, field), strict=True))
-    return found
-
-
-def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: list[bytes]) -> dict[bytes, bytes | None]:
-    """Id -> ticket of those of ``ids`` (ascending) that are in the stream; read as a range while that is the cheaper way."""
-    found: dict[bytes, bytes | None] = {}
-    for rows in reader.entries(stream, ids[0], ids[-1]):
-        found.update(zip([row[0] for row in rows], tickets_in(rows, field), strict=True))
-        if len(found) > _SPARSE * len(ids) and rows[-1][0] != ids[-1]:
-            reached = rank(rows[-1][0])
-            for row in reader.bodies(stream, [entry_id for entry_id in ids if rank(entry_id) > reached]):
-                if row is not None:
-                    found[row[0]] = tickets_in([row], field)[0]
-            break
-    return found
+def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
+    """The ticket id among names and values, as the scripts read it; None where there is none, or one that is no ticket id."""
+    ticket = first_value(flat, field)
+    return ticket if ticket and len(ticket) <= LONGEST_TICKET else None
 
 
 # ---- index, run log, members -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Observation, Window
 from pyspark.sql import functions as F
 
 from master.audit.facts import StreamFacts
-from master.audit.findings import CRASHED, ENDED, Limits
+from master.audit.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, Limits
 from master.audit.pending_proof import collect, suspect
 from master.audit.suspects import Suspects
 
@@ -31,6 +31,8 @@ class RunFigures:
     unsuccessful: int = 0
     crashed: int = 0
     repeated: int = 0
+    succeeded_again: int = 0
+    unkeyed: int = 0  # executions of messages without a ticket id
     p50_ms: float | None = None
     p99_ms: float | None = None
     recoveries: list[int] = field(default_factory=lambda: [0] * (len(RECOVERIES_MS) + 1))
@@ -52,6 +54,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             F.percentile_approx(F.when(F.col("end_us") > 0, took), [0.5, 0.99], 1000).alias("times"),
             F.min("ms").alias("first"),
             F.sum(F.col("id").isNull().cast("int")).alias("unreadable"),
+            F.sum((F.col("ticket") == "").cast("int")).alias("unkeyed"),
         )
         .collect()
     )
@@ -60,6 +63,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
         figures.executions += row.executions
         figures.unsuccessful += row.unsuccessful or 0
         figures.crashed += row.crashed or 0
+        figures.unkeyed += row.unkeyed or 0
         if row.times:
             figures.p50_ms = max(figures.p50_ms or 0.0, row.times[0])
             figures.p99_ms = max(figures.p99_ms or 0.0, row.times[1])
@@ -76,13 +80,13 @@ def check_runs(runs: DataFrame, facts: Sequence[StreamFacts], limits: Limits, fi
     """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything."""
     told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
     seen = Observation()
-    sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, "late")]
+    sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, "late", "again")]
     recovered = F.col("recovered_ms")
     classes = [0, *RECOVERIES_MS, 1 << 62]
     for number in range(len(classes) - 1):
         sums.append(F.sum(((recovered >= classes[number]) & (recovered < classes[number + 1])).cast("int")).alias(f"class{number}"))
     observed = told.observe(seen, *sums, F.count(recovered).alias("repeated"), F.max(recovered).alias("slowest"))
-    any_flag = F.col("late")
+    any_flag = F.col("late") | F.col("again")
     for name in _FLAGS:
         any_flag = any_flag | F.col(name)
     flagged = observed.filter(any_flag).persist()
@@ -96,6 +100,8 @@ def check_runs(runs: DataFrame, facts: Sequence[StreamFacts], limits: Limits, fi
             collect([_told(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
         if got["late"]:
             _check_order(runs, flagged.filter(F.col("late")), facts, figures, suspects)
+        if got["again"] or figures.unkeyed:
+            _check_effects(runs, flagged.filter(F.col("again")), limits, figures, suspects)
     finally:
         flagged.unpersist()
 
@@ -124,6 +130,8 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
         "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
         "late": F.col("outcome").isin(*ENDED) & (F.struct("ms", "seq") < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq"))),
+        # Not only then, but whenever it was done before; what it was before is looked at later, of these few.
+        "again": (F.col("outcome") == DONE) & (F.struct("ms", "seq") <= F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq"))),
     }
     for name, rule in flags.items():
         told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
@@ -142,6 +150,7 @@ def _told(rows: DataFrame, check: str) -> DataFrame:
                                       F.col("latest_start.start_us"), F.col("latest_start.fence")),
         "fence_shared": F.format_string("; %s ran %s under it before", F.col("last.consumer"), F.col("last.id")),
         "out_of_order": F.format_string("; %s had started before", F.col("highest.id")),
+        "effect_twice": F.format_string("; it had been done before, as was noted at %d ms", F.col("noted")),
     }  # fmt: skip
     detail = F.concat(ran, others[check]) if check in others else ran
     return suspect(check, rows, detail, owner=F.col("consumer"))
@@ -161,6 +170,29 @@ def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts],
     for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
         figures.skipped_order[row.stream] = row["count"]
     collect([_told(known.filter(F.col("provable")), "out_of_order")], suspects)
+
+
+def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: RunFigures, suspects: Suspects) -> None:
+    """Messages that succeeded more than once.
+
+    What is done leaves the pending list in the step that notes it in the run log; so nobody runs it again who was not given it before that.
+    When an owner was given a ticket its fence tells, by Redis' clock as the record's id does.
+    """
+    done = runs.filter(F.col("outcome") == DONE)
+    alone = done.filter(F.col("ticket") == "")  # messages without a ticket id are in no order
+    ids = again.select("stream", "id").union(alone.select("stream", "id")).distinct()
+    row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "record_ms")
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    told = done.join(ids, ["stream", "id"], "left_semi").withColumn("former", F.lag("fence").over(row))
+    told = told.withColumn("noted", F.min("record_ms").over(before))
+    handed_ms = (F.col("fence") / FENCES_PER_MS).cast("bigint")
+    wrong = (F.col("former") == F.col("fence")) | (handed_ms > F.col("noted") + limits.clocks_ms)
+    kept = told.filter(F.col("former").isNotNull()).withColumn("wrong", wrong).persist()
+    try:
+        figures.succeeded_again = kept.filter(~F.col("wrong")).count()
+        collect([_told(kept.filter(F.col("wrong")), "effect_twice")], suspects)
+    finally:
+        kept.unpersist()
 
 
 def check_losses(

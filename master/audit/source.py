@@ -33,7 +33,7 @@ from common.clock import wall_ms
 from common.endpoints import near
 from common.keys import Keys
 from common.settings import CommonSettings
-from master.audit import columns, reading
+from master.audit import columns, pages, reading
 from master.audit.bulk import BulkReader
 from master.audit.snapshot import members
 
@@ -110,7 +110,7 @@ class _PendingReader(_Reader):
     def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
         keys, now_ms = self.keys(part.stream), wall_ms()
         with self.connect(part.stream) as entries:
-            for page in reading.pending_columns(reader, entries, keys, self.ticket_field, (part.first, part.last), self._everything):
+            for page in pages.pending_columns(reader, entries, keys, self.ticket_field, (part.first, part.last), self._everything):
                 yield columns.pending_batch(part.stream, keys.group, now_ms, page)
 
 
@@ -127,7 +127,7 @@ class _StreamReader(_Reader):
     def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
         raw, field = self.option("raw") == "true", self.ticket_field
         for rows in reader.entries(self.option("key", part.stream), part.first, part.last):
-            yield columns.stream_batch(part.stream, rows, reading.tickets_in(rows, field), raw)
+            yield columns.stream_batch(part.stream, rows, [reading.ticket_in(row[1], field) for row in rows], raw)
 
 
 class _RunsReader(_Reader):

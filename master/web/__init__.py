@@ -13,6 +13,7 @@ GET /api/dead-letters?ticket=&...      200, a page of at most 200, oldest first;
 GET /api/dead-letters/{id}            200 with traceback and fields, 404 ``unknown_dead_letter``
 POST /api/dead-letters/redrive        200 with an outcome per letter; a body of ``ids``, or of ``filter`` and ``limit``
 POST /api/dead-letters/drop           the same
+GET /api/audit                        200, the summary of the last audit in ``audit``; null when none was made
 GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``live`` is always 200
 ====================================  ==============================================================================================

@@ -110,6 +110,10 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
         return answer(found)
 
+    @api.get("/audit")
+    def audit() -> Response:
+        return answer({"audit": port.audit()})
+
     return api
 
 

@@ -99,6 +99,9 @@ class MasterPort(Protocol):
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """None: it is not in processing."""
 
+    def audit(self) -> dict[str, Any] | None:
+        """What the last audit found; None: none was made."""
+
     def can_follow(self) -> bool:
         """Whether one more live subscription to a ticket may begin."""
 

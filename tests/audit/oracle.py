@@ -23,6 +23,7 @@ _ENDED = ("done", "gave_up")
 
 
 class Run(NamedTuple):
+    noted_ms: int
     ticket: str
     id: str
     fence: int
@@ -64,6 +65,7 @@ class _Oracle:
             if ticket:
                 yield from self._of_order(sorted(runs, key=lambda run: (run.fence, run.start, max(run.end, run.start), rank(run.id.encode()))))
         yield from self._of_losses()
+        yield from self._of_effects()
 
     def _ticket(self, entry_id: str) -> str:
         return self._entries.get(entry_id, {}).get(b"ticket_id", b"").decode()
@@ -143,7 +145,8 @@ class _Oracle:
                 told = json.loads(fields[1])
                 outcomes = told.get("outcomes") or ["done"] * len(told["ids"])
                 consumers = [told["consumer"]] * len(told["ids"])
-                columns = (told["tickets"], told["ids"], told["fences"], told["start_us"], told["end_us"], consumers, outcomes)
+                noted = [rank(record) >> 64] * len(told["ids"])
+                columns = (noted, told["tickets"], told["ids"], told["fences"], told["start_us"], told["end_us"], consumers, outcomes)
                 yield from itertools.starmap(Run, zip(*columns, strict=True))
             except (ValueError, KeyError):
                 self._bad_records.append(record.decode())
@@ -169,6 +172,14 @@ class _Oracle:
             first = late.outcome in _ENDED and not any(run.id == late.id and run.outcome in _ENDED for run in earlier)
             if behind and first and rank(late.id.encode()) >> 64 > self._floor_ms:
                 yield "out_of_order", late.id
+
+    def _of_effects(self) -> Iterator[tuple[str, str]]:
+        done = [run for run in self._runs if run.outcome == "done"]
+        for one, other in itertools.permutations(done, 2):
+            if one.id == other.id and (one.fence, one.start) < (other.fence, other.start):
+                same, handed_ms = one.fence == other.fence, other.fence / 1024
+                if same or handed_ms > one.noted_ms + self._limits.clocks_ms:
+                    yield "effect_twice", one.id
 
     def _of_losses(self) -> Iterator[tuple[str, str]]:
         letters = {pairs(fields).get(b"usher-id", b"").decode() for _, fields in self._link.call("XRANGE", self._keys.dead, "-", "+")}

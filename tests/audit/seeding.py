@@ -45,6 +45,7 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "times_impossible": {(RUNS, "17-1")},
     "run_unreadable": {(RUNS, "1-1")},
     "lost": {(RUNS, "18-1")},
+    "effect_twice": {(RUNS, "23-1"), (RUNS, "24-1"), (RUNS, "26-1")},
     "dead_and_done": {(RUNS, "19-1")},
 }
 
@@ -139,13 +140,19 @@ def _pending_side(link: Link, s: Seeder) -> None:
 def _runs_side(link: Link, s: Seeder) -> None:
     link.call("XADD", s.keys.runs, "1-1", "batch", "{")
     names = {1: "ok", 2: "ok", 3: "over", 4: "over", 6: "own", 7: "own", 8: "order", 9: "order", 10: "repeat", 11: "repeat", 12: "crash"}
+    names |= {23: "same fence", 24: "noted", 25: "in time", 26: ""}
     names |= {13: "share", 14: "share", 15: "fell", 16: "fell", 17: "time", 18: "lost", 19: "both", 20: "gave up", 21: "failed", 22: "held"}
-    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 23)))
+    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 27)))
     s.read()
     s.live("c1:1", "c2:2")
     s.own("c1:1", "22-1")
     s.index("held", "c1:1 9 22-1")
-    s.over("0-1", "5-2", *(f"{n}-1" for n in range(1, 22)))
+    s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 27))))
+    # Fences tell when they were given (1024 to a millisecond), records when it was noted.
+    s.ran("c1:1", ("23-1", "same fence", 5, 100, 200), ("24-1", "noted", 5, 100, 200), ("26-1", "", 5, 100, 200), record="2000-1")
+    s.ran("c1:1", ("23-1", "same fence", 5, 300, 400), ("25-1", "in time", 5, 100, 200), record="9000-1")
+    at_4_s = 4000 * 1024
+    s.ran("c2:2", ("24-1", "noted", at_4_s, 500, 600), ("25-1", "in time", at_4_s, 500, 600), ("26-1", "", at_4_s, 1, 2), record="9000-2")
     s.ran("c1:1", ("1-1", "ok", 5, 100, 200), ("2-1", "ok", 5, 200, 300), ("3-1", "over", 5, 100, 300), ("4-1", "over", 5, 200, 400))
     s.ran("c1:1", ("5-1", "call", 5, 100, 300), ("5-2", "call", 5, 100, 300), ("6-1", "own", 5, 1 * _S, 10 * _S), ("9-1", "order", 5, 100, 200))
     s.ran("c2:2", ("7-1", "own", 6, 5 * _S, 11 * _S), ("14-1", "share", 5, 300, 400), ("16-1", "fell", 6, 10 * _S, 11 * _S))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +20,15 @@ from common.errors import StartRefused
 from common.keys import LogKeys
 from common.redis_client import Link
 from tests.audit.seeding import GROUP, Seeder
+from tests.process.machine import USHER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from master.audit.archive import Added
+
+
+ROOT = Path(__file__).parents[2]
 
 
 def archived(spark: SparkSession, url: str, folder: Path, stream: str = "s") -> list[Added]:
@@ -66,6 +75,39 @@ def test_after_a_kill_there_is_no_gap_and_no_double(
     archived(spark, redis_url, tmp_path)
     assert ids_of(spark, tmp_path) == [f"{n}-1" for n in range(1, 10)]
     assert link.call("HGET", seeder.keys.archived, "entries") == link.call("GET", LogKeys("s").archived) == b"9-1"
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_killed_at_every_step_there_is_no_gap_and_no_double(redis_url: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    words = [sys.executable, "-m", "tests.audit.killed_archive", redis_url, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 40, "so many steps does a run have"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_killed_while_spark_writes_there_is_no_gap_and_no_double(
+    spark: SparkSession, link: Link, redis_url: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """The real command and its Java, with kill -9, while there are files and no commit; and then once more, to the end."""
+    Seeder(link, "s").add(*((f"{day * 86_400_000}-{n}", "a") for day in range(1, 60) for n in range(1, 20)))
+    environ = {**os.environ, **settings, "USHER_TICKET_STREAM": "s", "USHER_GROUP": GROUP}
+    words = [*USHER, "audit", "archive", "--to", str(tmp_path / "archive")]
+    killed = subprocess.Popen(words, env=environ, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    entries = tmp_path / "archive" / "stream-s" / "entries"
+    while not list(entries.glob("_staging/1/**/*.parquet")):
+        assert killed.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not list(entries.glob("_commits/*.json")), "killed too late to show anything"
+    subprocess.run(words, env=environ, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    assert ids_of(spark, tmp_path / "archive") == sorted(entry_id.decode() for entry_id, _ in link.call("XRANGE", "s", "-", "+"))
+    assert link.call("GET", LogKeys("s").archived) == b"5097600000-19"
 
 
 def test_it_is_incremental_by_day_and_moves_the_floor(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:

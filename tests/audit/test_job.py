@@ -85,6 +85,7 @@ def test_figures_count_what_was_looked_at(seeded: tuple[Report, set[oracle.Findi
     assert figures["crashed"] == 1
     assert figures["unsuccessful"] == 3  # crashed, failed, gave up
     assert figures["slowest_recovery_ms"] == 3000.0
+    assert figures["succeeded_again"] == 3  # 10-1, 11-1 and 25-1, under new owners that had them in time
     assert seeded[0].exit_code == 1
     assert seeded[0].verdict == "bad"
 

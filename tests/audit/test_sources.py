@@ -100,3 +100,19 @@ def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_ur
 def test_without_an_address_the_option_is_named(spark: SparkSession) -> None:
     with pytest.raises(Exception, match="say which Redis"):
         spark.read.format("redis_pending").load().count()
+
+
+@pytest.mark.parametrize("everything", ["pending", "all"])
+def test_line_breaks_and_marks_in_names_and_values_change_nothing(spark: SparkSession, link: Link, redis_url: str, everything: str) -> None:
+    """The reply of such a page is decoded value by value; ``+PONG`` is what shows the end of a reply."""
+    seeder = Seeder(link, "s")
+    hostile = "a\r\n+PONG\r\n"
+    for n in range(1, 300):
+        link.call("XADD", "s", f"{n}-1", "before", hostile * (n % 3), "ticket_id", f"T{n}", *(["more", "x" * 5000] if n % 2 else []))
+    seeder.read()
+    seeder.own(hostile, "7-1")
+    seeder.over("8-1", "9-1")
+    rows = {row.id: row for row in read(spark, "redis_pending", redis_url, stream="s", entries=everything).collect()}
+    assert {row.id: row.ticket for row in rows.values()} == {f"{n}-1": f"T{n}" for n in range(1, 300) if everything == "all" or n not in (8, 9)}
+    assert {row.consumer for row in rows.values() if row.id not in ("8-1", "9-1")} == {"master", hostile}
+    assert rows["7-1"].consumer == hostile

@@ -75,6 +75,9 @@ class Desk:
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         return None if ticket_id == "unknown" else {"ticket_id": ticket_id}
 
+    def audit(self) -> dict[str, Any] | None:
+        return self._how.get("audit")
+
     def health(self) -> Health:
         return Health(tuple(self._how.get("reasons", ())))
 
@@ -233,6 +236,7 @@ def test_a_bug_is_500_without_its_words_and_is_found_in_the_log_by_its_id(master
 def test_reads(master: Running) -> None:
     assert ask(master, "GET", "/api/consumers").json() == {"consumers": [{"name": "c1"}]}
     assert ask(master, "HEAD", "/api/consumers").status_code == 200
+    assert ask(master, "GET", "/api/audit").json() == {"audit": None}
     assert ask(master, "GET", "/api/tickets").json()["asked"] == ["0", 100]
     assert ask(master, "GET", "/api/tickets?cursor=17&limit=5").json()["asked"] == ["17", 5]
     assert ask(master, "GET", "/api/tickets?limit=999999999").json()["asked"] == ["0", 200]

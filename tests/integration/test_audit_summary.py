@@ -1,0 +1,56 @@
+"""What the last audit found, as the master tells it: from Redis alone, and at any time, whatever lies there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from common.keys import Keys
+from common.metrics import Metrics
+from common.redis_client import Link
+from master.audit_metrics import AuditMetrics
+from master.status import StatusReader
+
+KEYS = Keys("s", "g")
+FOUND: dict[str, Any] = {"started_ms": 1_700_000_000_500, "seconds": 12.5, "unproven": 2, "severities": {"bad": 3, "warn": 1}}
+
+
+def told(link: Link) -> dict[str, float]:
+    """The gauges of an audit at a scrape."""
+    metrics = Metrics()
+    metrics.add(AuditMetrics(StatusReader(link, KEYS).audit))
+    lines = [line for line in metrics.page().decode().splitlines() if line.startswith("usher_audit")]
+    return {name.removeprefix("usher_audit_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_the_last_audit_becomes_gauges_without_any_id(link: Link) -> None:
+    link.call("SET", KEYS.audit, orjson.dumps(FOUND | {"findings": {"lost": 3, "key_leaked": 1}}))
+    assert told(link) == {
+        "last_run_timestamp_seconds": 1_700_000_000.5,
+        "duration_seconds": 12.5,
+        "unproven": 2,
+        'findings{severity="bad"}': 3,
+        'findings{severity="warn"}': 1,
+    }
+
+
+@pytest.mark.parametrize("stored", [None, b"", b"{", b"[1]", b"null", b"\xff"])
+def test_without_an_audit_nothing_is_told(link: Link, stored: bytes | None) -> None:
+    """An alert on the age of the last run must not see a 0 as 1970."""
+    if stored is not None:
+        link.call("SET", KEYS.audit, stored)
+    assert StatusReader(link, KEYS).audit() is None
+    assert told(link) == {}
+
+
+def test_a_key_of_another_kind_and_a_redis_that_is_away_do_not_spoil_the_scrape(link: Link) -> None:
+    link.call("LPUSH", KEYS.audit, "x")
+    assert told(link) == {}
+    assert told(Link("redis://127.0.0.1:1", "test")) == {}
+
+
+def test_numbers_that_are_none_are_0(link: Link) -> None:
+    link.call("SET", KEYS.audit, b'{"started_ms": "x", "severities": [], "unproven": null}')
+    assert set(told(link).values()) == {0}
