@@ -43,7 +43,7 @@ class MasterProgram:
     def __init__(self, settings: MasterSettings, redis_url: str) -> None:
         self._settings = settings
         self._redis_url = redis_url
-        self._keys = Keys(settings.ticket_stream, settings.group)
+        self._keys = Keys(settings.work_stream, settings.group)
         self._lead = Lead()
         lease_ms = int(settings.lease_seconds * 1000)
         limits = Limits(
@@ -53,7 +53,7 @@ class MasterProgram:
             reconcile_s=settings.reconcile_seconds,
             sweep_s=settings.sweep_seconds,
             min_idle_ms=2 * lease_ms,
-            ticket_field=settings.ticket_field,
+            ticket_field=settings.work_ticket_field,
             longest_message=settings.longest_message_bytes,
             spread=settings.unkeyed == "spread",
         )
@@ -70,7 +70,7 @@ class MasterProgram:
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
         sockets = LiveSockets(settings.followers_limit)
-        feed = TicketFeed(self._link("feed"), self._keys, settings.ticket_field, sockets, self._make_router)
+        feed = TicketFeed(self._link("feed"), self._keys, settings.work_ticket_field, sockets, self._make_router)
         self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, feed, sockets, *self._bell.services]
         if settings.trim_seconds:
             self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, settings.trim_seconds, settings.trim_archived))

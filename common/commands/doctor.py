@@ -39,7 +39,7 @@ _ENDS = {
 def doctor(flags: dict[str, Any], as_json: bool) -> None:
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
-    facts = _asked(url, Keys(settings.ticket_stream, settings.group), int(settings.lease_seconds * 1000))
+    facts = _asked(url, Keys(settings.work_stream, settings.group), int(settings.lease_seconds * 1000))
     findings = examine(facts)
     if as_json:
         click.echo(orjson.dumps(_document(url, facts, findings)))
