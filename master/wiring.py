@@ -18,6 +18,7 @@ from common.streams import TicketStream
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
+from master.gathering import gathering_services
 from master.halts import ChangeWatch
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
@@ -35,6 +36,7 @@ from master.web.app import create_app
 log = logging.getLogger(__name__)
 
 _JOIN_S = 3.0
+_TRIM_WORK_S = 2.0
 
 
 class MasterProgram:
@@ -72,8 +74,12 @@ class MasterProgram:
         sockets = LiveSockets(settings.followers_limit)
         feed = TicketFeed(self._link("feed"), self._keys, settings.work_ticket_field, sockets, self._make_router)
         self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, feed, sockets, *self._bell.services]
-        if settings.trim_seconds:
-            self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, settings.trim_seconds, settings.trim_archived))
+        trim_s = settings.trim_seconds
+        if (sources := settings.sources) is not None:
+            self._services += gathering_services(settings, sources, self._keys, redis_url, self._link)
+            trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)  # the work stream is ours: nobody else keeps it short
+        if trim_s:
+            self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, trim_s, settings.trim_archived))
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)

@@ -2,7 +2,7 @@
 -- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources
 -- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the work stream that its
 --       group has not been given, 7 most entries of one source, then the shard of each source
--- Returns: {1 if the work stream was full, else 0, then for each source: outcome, number of entries moved, what to tell}. Outcomes:
+-- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome, number of entries moved, what to tell}. Outcomes:
 --          OVER (nothing is left), MORE (something may be left), FULL (not looked at: the work stream is full), NOT_MINE (another holder has its
 --          shard), GONE (there is no such stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was
 --          gathered), AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). What to tell: "made <id>" when the group was
@@ -49,8 +49,9 @@ local now = now_ms()
 if is_above(now .. '-0', ms .. '-0') then ms = now end
 if seq >= 9007199254740000 then ms, seq = string.format('%.0f', tonumber(ms) + 1), 0 end -- somebody else added that
 
+local given = delivered(work) or '0-0'
+
 local function undelivered()
-  local given = delivered(work) or '0-0'
   local count = seq - tonumber(string.match(given, '(%d+)$'))
   if count < most then return math.max(0, count) end
   -- There may be less of it: trimmed, or the group was made again at 0-0.
@@ -103,11 +104,12 @@ local function add(source, entries)
     end
     if type(added) == 'table' and added.err then
       redis.call('XGROUP', 'SETID', source, group, just_below(found[1]))
+      if at > 1 then redis.call('HSET', KEYS[3], source, entries[at - 1][1]) end
       return at - 1, cut, added.err
     end
     seq, bytes = seq + 1, bytes + size
-    redis.call('HSET', KEYS[3], source, found[1])
   end
+  redis.call('HSET', KEYS[3], source, entries[#entries][1])
   return #entries, cut
 end
 
@@ -167,7 +169,7 @@ local function take(source)
   end
 end
 
-local reply, held = {0}, {}
+local reply, held = {0, given}, {}
 for at = 5, #KEYS do
   local shard = ARGV[at + 3]
   if held[shard] == nil then held[shard] = redis.call('HGET', KEYS[2], 'shard ' .. shard) == holder end

@@ -1,0 +1,100 @@
+"""Which sources there are, and which have news: what a master tells its gatherer.
+
+``SourceWatch`` listens (master/source_ears.py): a stream that matches a pattern is a source from its first entry on. ``Discovery`` scans for
+what was there before, at the start, when something may have been missed, and from time to time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from common.clock import now_s
+from common.log import event
+from common.redis_client import Link
+from common.router.push_link import TrackingRefused
+from common.service import Service
+from common.sources import Sources
+from master.gatherer import Gatherer
+from master.source_ears import Ear
+
+log = logging.getLogger(__name__)
+
+_SCAN_COUNT = 1000
+
+
+class SourceWatch(Service):
+    """Tells the gatherer what changes. ``make_poll_ear`` is for a server that does not say it."""
+
+    name = "watch"
+
+    def __init__(self, ear: Ear, make_poll_ear: Callable[[], Ear], sources: Sources, gatherer: Gatherer, scan: Callable[[], None]) -> None:
+        super().__init__()
+        self._ear = ear
+        self._make_poll_ear = make_poll_ear
+        self._sources = sources
+        self._gatherer = gatherer
+        self._scan = scan
+        self.mode = "change-driven"
+
+    def run_once(self) -> float:
+        try:
+            changed = self._ear.listen()
+        except TrackingRefused as refused:
+            if not self.stopping:
+                event(log, "sources_polled", level=logging.WARNING, why=str(refused))
+                self._ear.close()
+                self._ear, self.mode = self._make_poll_ear(), "polling"
+            return 0.0
+        if changed is None:
+            self._gatherer.look_at_all()
+            self._scan()
+        else:
+            self._gatherer.changed([key for key in changed if self._sources.takes(key)])
+        return 0.0
+
+    def interrupt(self) -> None:
+        self._ear.interrupt()
+
+    def on_end(self) -> None:
+        self._ear.close()
+
+
+class Discovery(Service):
+    """Finds streams that match the patterns. With names alone there is nothing to find, and it is not started."""
+
+    name = "discover"
+
+    def __init__(self, link: Link, sources: Sources, gatherer: Gatherer, every_s: float) -> None:
+        super().__init__()
+        self._link = link
+        self._sources = sources
+        self._gatherer = gatherer
+        self._every_s = every_s
+        self._due_s = 0.0
+
+    def scan_now(self) -> None:
+        """Something may have been missed."""
+        self._due_s = 0.0
+        self.wake()
+
+    def run_once(self) -> float:
+        if now_s() >= self._due_s:
+            self._due_s = now_s() + self._every_s
+            fresh = sum(map(self._scan, self._sources.patterns))
+            if fresh:
+                event(log, "sources_found", count=fresh)
+        return max(0.0, min(self._due_s - now_s(), self.stalls_after_s / 3))
+
+    def _scan(self, pattern: str) -> int:
+        cursor, fresh = b"0", 0
+        while not self.stopping:
+            cursor, keys = self._link.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
+            fresh += self._gatherer.found(key for key in keys if self._sources.takes(key))
+            self.made_progress()
+            if cursor == b"0":
+                break
+        return fresh
+
+    def on_end(self) -> None:
+        self._link.close()
