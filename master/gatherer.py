@@ -98,6 +98,11 @@ class Gatherer(Service):
         with self._lock:
             return self._rounds.mine
 
+    def seen(self) -> tuple[int, list[tuple[bytes, Told]]]:
+        """The number of sources that it knows, and troubles by source."""
+        with self._lock:
+            return self._rounds.known, list(self._rounds.troubles.items())
+
     # ---- the turn ------------------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:

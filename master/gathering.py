@@ -11,6 +11,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
+import orjson
+
 from common.keys import Keys
 from common.redis_client import Link
 from common.router.push_link import PushLink
@@ -23,17 +25,29 @@ from master.source_ears import PollEar, PushEar
 from master.source_watch import Discovery, SourceWatch
 
 _TIMEOUT_S = 5.0
+#: Troubles that a master tells the others of.
+_SHOWN = 20
 
 
-def gathering_services(settings: MasterSettings, sources: Sources, keys: Keys, url: str, make_link: Callable[[str], Link]) -> list[Service]:
-    """The services of gathering, in the order of their start."""
-    holder = uuid.uuid4().hex[:12]
-    plan = GatherPlan(settings.ticket_field, settings.ticket_scope, settings.batch_size)
-    gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
-    says = f"{settings.advertise_url or settings.bind} {settings.ticket_stream}"
-    lease_ms = int(settings.leader_lease_seconds * 1000)
-    sharer = Sharer(make_link("share"), keys, holder, says, lease_ms, gatherer.hold)
-    discovery = Discovery(make_link("discover"), sources, gatherer, settings.discover_seconds)
-    push = PushEar(PushLink(url, "master:watch", _TIMEOUT_S), sources.prefixes())
-    watch = SourceWatch(push, lambda: PollEar(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now)
-    return [gatherer, watch, *([discovery] if sources.patterns else []), sharer]
+class Gathering:
+    """The services of gathering. ``url`` is where people reach this master; it is known when it listens."""
+
+    def __init__(self, settings: MasterSettings, sources: Sources, keys: Keys, redis_url: str, make_link: Callable[[str], Link]) -> None:
+        self.url = settings.advertise_url
+        self._setting = settings.ticket_stream
+        holder = uuid.uuid4().hex[:12]
+        plan = GatherPlan(settings.ticket_field, settings.ticket_scope, settings.batch_size)
+        self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
+        lease_ms = int(settings.leader_lease_seconds * 1000)
+        sharer = Sharer(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
+        discovery = Discovery(make_link("discover"), sources, gatherer, settings.discover_seconds)
+        ear = PushEar(PushLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
+        self._watch = SourceWatch(ear, lambda: PollEar(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now)
+        self.services: list[Service] = [gatherer, self._watch, *([discovery] if sources.patterns else []), sharer]
+
+    def says(self) -> str:
+        """What this master says of itself in the shares, one JSON object; source_status.py reads it."""
+        known, troubles = self._gatherer.seen()
+        shown = [(source.decode(errors="replace"), told.outcome.value.lower(), told.words) for source, told in troubles[:_SHOWN]]
+        told = {"url": self.url, "setting": self._setting, "mode": self._watch.mode, "moved": self._gatherer.moved}
+        return orjson.dumps(told | {"sources": known, "troubles": shown}).decode()

@@ -29,7 +29,9 @@ class Sharer(Service):
 
     name = "share"
 
-    def __init__(self, link: Link, keys: Keys, holder: str, says: str, lease_ms: int, on_shards: Callable[[frozenset[int]], None]) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, holder: str, says: Callable[[], str], lease_ms: int, on_shards: Callable[[frozenset[int]], None]
+    ) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -59,5 +61,5 @@ class Sharer(Service):
             self._link.close()
 
     def _share(self, lease_ms: int) -> tuple[bool, frozenset[int]]:
-        is_due, *shards = self._scripts.run("share", (self._keys.shares,), (self._holder, lease_ms, SHARDS, self._says))
+        is_due, *shards = self._scripts.run("share", (self._keys.shares,), (self._holder, lease_ms, SHARDS, self._says()))
         return bool(is_due), frozenset(map(int, shards))

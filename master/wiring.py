@@ -18,7 +18,7 @@ from common.streams import TicketStream
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
-from master.gathering import gathering_services
+from master.gathering import Gathering
 from master.halts import ChangeWatch
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
@@ -74,14 +74,16 @@ class MasterProgram:
         sockets = LiveSockets(settings.followers_limit)
         feed = TicketFeed(self._link("feed"), self._keys, settings.work_ticket_field, sockets, self._make_router)
         self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, feed, sockets, *self._bell.services]
+        self._gathering: Gathering | None = None
         trim_s = settings.trim_seconds
         if (sources := settings.sources) is not None:
-            self._services += gathering_services(settings, sources, self._keys, redis_url, self._link)
+            self._gathering = Gathering(settings, sources, self._keys, redis_url, self._link)
+            self._services += self._gathering.services
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)  # the work stream is ours: nobody else keeps it short
         if trim_s:
             self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, trim_s, settings.trim_archived))
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
-        self._status = StatusReader(self._link("status"), self._keys)
+        self._status = StatusReader(self._link("status"), self._keys, settings.sources)
         self._letters = DeadLetters(self._link("letters"), self._keys)
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
@@ -95,6 +97,8 @@ class MasterProgram:
         lease_ms = int(settings.leader_lease_seconds * 1000)
         elector = Elector(self._link("elect", max(0.2, settings.leader_lease_seconds / 3)), self._keys, self._lead, url, lease_ms, self._works)
         self._lead.on_doubt = elector.wake
+        if self._gathering is not None:
+            self._gathering.url = url
         self._services.append(elector)
         event(log, "master_starts", url=url, stream=self._keys.stream, group=self._keys.group)
         for service in self._services:

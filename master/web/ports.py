@@ -99,6 +99,9 @@ class MasterPort(Protocol):
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """None: it is not in processing."""
 
+    def sources(self) -> dict[str, Any] | None:
+        """How the gathering of several ticket streams goes; None when there is one."""
+
     def can_follow(self) -> bool:
         """Whether one more live subscription to a ticket may begin."""
 
