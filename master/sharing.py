@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from common.errors import RedisTrouble
+from common.errors import RedisTrouble, ReplyUnknown
 from common.keys import Keys
 from common.log import event
 from common.redis_client import Link
@@ -54,7 +54,10 @@ class Sharer(Service):
     def on_end(self) -> None:
         try:
             self._on_shards(frozenset())
-            self._share(0)
+            try:
+                self._share(0)
+            except ReplyUnknown:  # a connection that broke while nothing was said is noticed only now
+                self._share(0)
         except RedisTrouble as trouble:  # the others find out when the lease ends
             event(log, "shares_not_given_up", level=logging.WARNING, problem=str(trouble))
         finally:

@@ -7,6 +7,7 @@ what was there before, at the start, when something may have been missed, and fr
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from common.clock import now_s
@@ -72,19 +73,22 @@ class Discovery(Service):
         self._gatherer = gatherer
         self._every_s = every_s
         self._due_s = 0.0
+        self._asked = threading.Event()
 
     def scan_now(self) -> None:
         """Something may have been missed."""
-        self._due_s = 0.0
+        self._asked.set()
         self.wake()
 
     def run_once(self) -> float:
-        if now_s() >= self._due_s:
-            self._due_s = now_s() + self._every_s
+        if self._asked.is_set() or now_s() >= self._due_s:
+            self._asked.clear()  # who asks from here on wants another scan
+            self._due_s = 0.0  # one that fails is made again
             fresh = sum(map(self._scan, self._sources.patterns))
+            self._due_s = now_s() + self._every_s
             if fresh:
                 event(log, "sources_found", count=fresh)
-        return max(0.0, min(self._due_s - now_s(), self.stalls_after_s / 3))
+        return 0.0 if self._asked.is_set() else max(0.0, min(self._due_s - now_s(), self.stalls_after_s / 3))
 
     def _scan(self, pattern: str) -> int:
         cursor, fresh = b"0", 0
