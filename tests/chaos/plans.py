@@ -244,6 +244,17 @@ def destroy_group(cluster: Cluster, seconds: float) -> None:
         redis_faults.destroy_group(cluster)
 
 
+def gatherers_and_consumers_killed(cluster: Cluster, seconds: float) -> None:
+    """kill -9, in turn, of a consumer at work, of the leader, and of the master that stands by: each master gathers half of the sources."""
+    for number in _rounds(seconds, _gap(cluster)):
+        if number % 3 == 0:
+            programs.kill_consumer(cluster, programs.at_work(cluster, 1)[0])
+        elif number % 3 == 1:
+            programs.kill_leader(cluster)
+        else:
+            programs.kill_standby(cluster)
+
+
 def everything(cluster: Cluster, seconds: float) -> None:
     """All of it, in an order that only the seed knows."""
     rng = cluster.rng
@@ -459,6 +470,15 @@ PLANS: tuple[Plan, ...] = (
     Plan("K14t", "XTRIM", trim_all, ("deleted", "dlq"), strict=True, shape=Shape(environ={"USHER_TICKET_WINDOW": "2"}), seconds=4.0, brief=False),
     Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=3.0, extra=losses_are_told),
     Plan("K14g", "XGROUP DESTROY", destroy_group, ("destroy_group", "redelivered", "group_lost"), seconds=4.0, extra=repeats_are_told, brief=False),
+    Plan(
+        "K15",
+        "50 streams, masters killed",
+        gatherers_and_consumers_killed,
+        ("kill", "kill_leader", "kill_standby", "redelivered", "shares_changed"),
+        strict=True,
+        load=Load(tickets=4, sources=50),
+        seconds=7.0,
+    ),
     Plan(
         "K16",
         "everything",

@@ -195,6 +195,7 @@ def test_full_memory_is_waited_for(world: Gathered, link: Link, redis_url: str) 
 
 def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
     """look_at_sources.lua"""
+    world.share()
     for name in ("new", "done", "behind", "ahead"):
         world.send(name, *(f"{number}-1" for number in range(1, 11)))
     world.gather("done", "ahead")
