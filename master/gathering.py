@@ -46,7 +46,7 @@ class Gathering:
         self.services: list[Service] = [gatherer, self._watch, *([discovery] if sources.patterns else []), sharer]
 
     def says(self) -> str:
-        """What this master says of itself in the shares, one JSON object; source_status.py reads it."""
+        """What this master says of itself in the shares, one JSON object; common/source_status.py reads it."""
         known, troubles = self._gatherer.seen()
         shown = [(source.decode(errors="replace"), told.outcome.value.lower(), told.words) for source, told in troubles[:_SHOWN]]
         told = {"url": self.url, "setting": self._setting, "mode": self._watch.mode, "moved": self._gatherer.moved}

@@ -12,12 +12,12 @@ from common.message import ticket_text
 from common.redis_client import CommandRefused, Link
 from common.registration import name_of
 from common.scripts import ScriptRunner
+from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import Record, TicketStream, pairs, parse_record
 from master.dead_letters import DeadLetters
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.roster import read_roster
-from master.source_status import SourcesReader
 
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
 _MOST_COUNTED = 100_000

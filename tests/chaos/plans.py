@@ -471,15 +471,6 @@ PLANS: tuple[Plan, ...] = (
     Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=3.0, extra=losses_are_told),
     Plan("K14g", "XGROUP DESTROY", destroy_group, ("destroy_group", "redelivered", "group_lost"), seconds=4.0, extra=repeats_are_told, brief=False),
     Plan(
-        "K15",
-        "50 streams, masters killed",
-        gatherers_and_consumers_killed,
-        ("kill", "kill_leader", "kill_standby", "redelivered", "shares_changed"),
-        strict=True,
-        load=Load(tickets=4, sources=50),
-        seconds=7.0,
-    ),
-    Plan(
         "K16",
         "everything",
         everything,
@@ -489,5 +480,14 @@ PLANS: tuple[Plan, ...] = (
         load=Load(rate=100, double_sends=0.05, fail_before=0.05, fail_after=0.03, poison=0.01),
         seconds=6.0,
         drain_s=12.0,
+    ),
+    Plan(
+        "K17",
+        "50 streams, masters killed",
+        gatherers_and_consumers_killed,
+        ("kill", "kill_leader", "kill_standby", "redelivered", "shares_changed"),
+        strict=True,
+        load=Load(tickets=4, sources=50),
+        seconds=7.0,
     ),
 )

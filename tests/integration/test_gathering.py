@@ -11,10 +11,10 @@ import pytest
 
 from common.keys import Keys
 from common.redis_client import Link
+from common.source_status import SourcesReader
 from master import gatherer as gatherer_module
 from master.gathering import Gathering
 from master.settings import MasterSettings
-from master.source_status import SourcesReader
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.proxy import Proxy

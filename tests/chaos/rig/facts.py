@@ -121,6 +121,9 @@ class State:
                 fields.setdefault(flat[at], flat[at + 1])
             mid = fields[b"usher-id"].decode()
             uid = fields.get(b"uid")
+            if self._sources and uid is not None and b"usher_from" in fields:  # as producer and handler tell it
+                mid, _, source = fields[b"usher_from"].decode().split(" ", 2)
+                uid = f"{source}/".encode() + uid
             letters.append(
                 {
                     "mid": mid,

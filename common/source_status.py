@@ -92,7 +92,7 @@ class SourcesReader:
                 holder = field.split(b" ")[1].decode()
                 says = orjson.loads(value.partition(b" ")[2])
                 urls[holder] = says["url"]
-                shown = {name: says[name] for name in ("url", "sources", "mode", "moved", "troubles")}
+                shown = {name: says[name] for name in ("url", "setting", "sources", "mode", "moved", "troubles")}
                 masters.append({**shown, "shards": count[holder]})
         return masters, {shard: urls.get(holder, "") for shard, holder in holders.items()}
 
