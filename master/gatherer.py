@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from common.clock import now_s
@@ -62,6 +62,7 @@ class Gatherer(Service):
         self._swept_s = now_s()
         self._pause_s = 0.0
         self._given = b""
+        self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: None  # a sweep found news of which nobody had said anything
         self.moved = 0
 
     # ---- from other threads --------------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ class Gatherer(Service):
     def look_at_all(self) -> None:
         """Anything may have changed."""
         with self._lock:
-            self._rounds.sweep()
+            self._rounds.look_at_all()
         self.wake()
 
     def hold(self, shards: frozenset[int]) -> None:
@@ -121,7 +122,9 @@ class Gatherer(Service):
             raise
         with self._lock:
             news = self._news(turn, told)
-            self._rounds.answered(turn, told, self._listed)
+            unsaid = self._rounds.answered(turn, told, self._listed)
+        if unsaid:
+            self.on_unsaid(unsaid)
         self._say(news)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)

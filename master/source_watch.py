@@ -22,6 +22,9 @@ from master.source_ears import Ear
 log = logging.getLogger(__name__)
 
 _SCAN_COUNT = 1000
+#: What a sweep found without its having been said must be said so soon, or it counts as lost; and so many lost ones show that something in
+#: between does not tell (as in common/router/change_reader.py).
+_SAID_WITHIN_S, _MOST_UNSAID = 1.0, 3
 
 
 class SourceWatch(Service):
@@ -37,10 +40,18 @@ class SourceWatch(Service):
         self._gatherer = gatherer
         self._scan = scan
         self.mode = "change-driven"
+        self._unsaid: dict[bytes, float] = {}  # source -> when a sweep found it; set by the gatherer's thread
+        self._lost = 0
+        gatherer.on_unsaid = self._found_unsaid
+
+    def _found_unsaid(self, sources: list[bytes]) -> None:
+        for source in sources:
+            self._unsaid.setdefault(source, now_s())
 
     def run_once(self) -> float:
         try:
             changed = self._ear.listen()
+            self._judge(changed)
         except TrackingRefused as refused:
             if not self.stopping:
                 event(log, "sources_polled", level=logging.WARNING, why=str(refused))
@@ -53,6 +64,21 @@ class SourceWatch(Service):
         else:
             self._gatherer.changed([key for key in changed if self._sources.takes(key)])
         return 0.0
+
+    def _judge(self, changed: list[bytes] | None) -> None:
+        """Are we told of changes? Raises TrackingRefused when too many were not. After a new connection, that is asked anew."""
+        if changed is None or self.mode == "polling":
+            self._unsaid.clear()
+            self._lost = 0
+            return
+        for source in changed:
+            self._unsaid.pop(source, None)
+        late = [source for source, found_s in list(self._unsaid.items()) if now_s() - found_s > _SAID_WITHIN_S]
+        for source in late:
+            self._unsaid.pop(source, None)
+        self._lost += len(late)
+        if self._lost >= _MOST_UNSAID:
+            raise TrackingRefused(f"{self._lost} changes were not announced")
 
     def interrupt(self) -> None:
         self._ear.interrupt()

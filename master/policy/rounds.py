@@ -100,6 +100,7 @@ class Rounds:
         self._known: dict[bytes, int] = {}
         self._news = _Queue()
         self._looks = _Queue()
+        self._swept: set[bytes] = set()  # those in ``_looks`` that nobody had a reason to look at
         self.troubles: dict[bytes, Told] = {}
 
     @property
@@ -129,6 +130,7 @@ class Rounds:
         """Redis says that these have changed."""
         for source in sources:
             if self._known.setdefault(source, shard_of(source)) in self._shards:
+                self._swept.discard(source)
                 self._news.add(source)
 
     def hold(self, shards: frozenset[int]) -> None:
@@ -139,10 +141,15 @@ class Rounds:
                 if shard in taken:
                     self._looks.add(source)
 
-    def sweep(self) -> None:
-        """Look at everything once: somebody may have said something that we did not hear."""
+    def look_at_all(self) -> None:
+        """Look at everything once: something was said that we did not hear."""
         for source in self._known:
             self._look_at(source)
+
+    def sweep(self) -> None:
+        """The same without any reason: what it finds was not said."""
+        self._swept.update(source for source in self.mine if source not in self._looks and source not in self._news)
+        self.look_at_all()
 
     def take(self) -> Turn | None:
         """The next call; None when nothing waits."""
@@ -156,9 +163,12 @@ class Rounds:
                 return Turn(tuple(sources), quantum, frozenset(looks).difference(news))
         return None
 
-    def answered(self, turn: Turn, told: Sequence[Told], is_listed: frozenset[bytes] = frozenset()) -> None:
-        """What came of it. Who did not get to its turn is the first in the next one; a stream that is gone is forgotten, unless it is listed."""
+    def answered(self, turn: Turn, told: Sequence[Told], is_listed: frozenset[bytes] = frozenset()) -> list[bytes]:
+        """What came of it. Who did not get to its turn is the first in the next one; a stream that is gone is forgotten, unless it is listed.
+        Returns those that had news, as a sweep found, of which nobody has said anything (yet)."""
         unserved = []
+        unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept and source not in self._news]
+        self._swept.difference_update(turn.sources)
         for source, one in zip(turn.sources, told, strict=True):
             if one.outcome in TROUBLES:
                 if len(self.troubles) < _MOST_TROUBLES or source in self.troubles:
@@ -174,6 +184,7 @@ class Rounds:
             elif one.outcome is Outcome.GONE and source not in is_listed and source not in self._news:
                 self._known.pop(source, None)
         self._news.add_first(unserved)
+        return unsaid
 
     def again(self, turn: Turn) -> None:
         """Nobody knows what came of it: all of it is looked at again, first of all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from common.keys import Keys
 from common.redis_client import Link
 from common.source_status import SourcesReader
 from master import gatherer as gatherer_module
+from master import source_ears
 from master.gathering import Gathering
 from master.settings import MasterSettings
 from tests.integration.gathered import Gathered
@@ -162,6 +164,34 @@ def test_a_server_that_tells_of_no_changes_is_asked_instead(world: Gathered, lin
     finally:
         link.call("ACL", "DELUSER", "plain")
     assert "sources_polled" in [record.getMessage() for record in caplog.records]
+
+
+def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_are_asked(
+    world: Gathered, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.1)
+    monkeypatch.setattr(source_ears, "_WAIT_S", 0.1)
+    with Proxy(redis_url, lambda chunk: b"" if chunk.startswith(b">2") else chunk) as proxy, running(proxy.url, "a,b,c") as made:
+        until(lambda: len(service(made, "share")._held) == 64)
+
+        def is_found_out() -> bool:
+            time.sleep(0.05)
+            return bool(world.send("a") and world.send("b") and service(made, "watch").mode == "polling")
+
+        until(is_found_out)
+        sent = world.send("c")
+        until(lambda: world.moved("c") == sent)
+    assert "sources_polled" in [record.getMessage() for record in caplog.records]
+
+
+def test_changes_that_are_told_are_never_taken_for_lost_ones(world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.001)
+    with running(redis_url) as made:
+        until(lambda: len(service(made, "share")._held) == 64)
+        for turn in range(15):
+            sent = [world.send(f"t:{number}") for number in range(20)]
+            until(lambda turn=turn, sent=sent: len(world.entries()) == (turn + 1) * len(sent))  # type: ignore[misc]
+        assert (service(made, "watch").mode, service(made, "watch")._lost) == ("change-driven", 0)
 
 
 @pytest.mark.usefixtures("unswept")
