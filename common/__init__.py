@@ -9,6 +9,8 @@ entry         a message in a stream, with its stream id
 ticket        all messages with one ticket_id; the unit of order and of recovery
 ticket stream the Redis stream that producers add messages to
 group         the consumer group of a ticket stream
+source        one of several ticket streams that are taken in; *to gather* is to move what is new in it to the *work stream*, which is the
+              ticket stream for everything behind; the sources are spread over the masters in *shards*
 pending list  (PEL) Redis' list of entries that were read and not acknowledged
 master        the program that delegates; the *leader* is the master that holds the lease, the others are standbys
 consumer      the program that runs handlers

@@ -33,11 +33,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import click
 
-from common.endpoints import near
+from common.endpoints import CLUSTER, near
 from common.errors import NotNow, ReplyUnknown, StartRefused
 from common.redis_client import Link
 from common.settings import CommonSettings
@@ -335,11 +335,22 @@ def running_up(state_folder: Path) -> Up | None:
 def resolve_redis_url(settings: CommonSettings) -> str:
     """The Redis to use: the one that is set, else that of the ``usher up`` of this machine. Raises StartRefused when there is neither."""
     if settings.redis_url:
-        return near(settings.redis_url, settings.ticket_stream)
+        return _near(settings.redis_url, settings)
     up = running_up(settings.state_folder)
     if up is None:
         raise StartRefused(f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {settings.state_folder / 'up.json'})")
-    return near(up.redis_url, settings.ticket_stream)
+    return _near(up.redis_url, settings)
+
+
+def _near(url: str, settings: CommonSettings) -> str:
+    """``near`` for what the settings name. Raises StartRefused when it cannot lie in one slot of a cluster."""
+    sources = settings.sources
+    if sources is not None and urlsplit(url).scheme == CLUSTER and sources.tag is None:
+        raise StartRefused(
+            f"USHER_TICKET_STREAM: in a cluster all streams that are taken in must share one hash tag, as in orders{{t}},billing{{t}} or "
+            f"tickets{{t}}:* (it is {settings.ticket_stream!r})"
+        )
+    return near(url, settings.work_stream)
 
 
 def _alive(pid: int) -> bool:

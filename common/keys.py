@@ -139,6 +139,18 @@ class Keys:
         """Hash: ``entries`` and ``runs`` -> the last id that is in the archive. Written by the archive, read by whoever trims."""
         return self.prefix + "archived"
 
+    @property
+    def shares(self) -> str:
+        """Hash, where several streams are gathered: ``shard <n>`` -> the master that gathers it, ``master <id>`` -> until when it counts as
+        running. Written by share."""
+        return self.prefix + "shares"
+
+    @property
+    def gathered(self) -> str:
+        """Hash, where several streams are gathered: source -> the last id that was moved to the work stream; a field goes when its stream is
+        gone. Written by gather."""
+        return self.prefix + "gathered"
+
     def lease(self, incarnation: str) -> str:
         """String with PX: ``live``, ``draining`` or ``revoked``. Written by register, extended by renew."""
         return f"{self.prefix}lease:{incarnation}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import functools
 import ipaddress
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,6 +18,7 @@ import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import SettingsError
+from common.sources import SCOPED_TICKET_FIELD, Sources
 
 PREFIX = "USHER_"
 #: Names that belong to a command and not to a settings class, so that a look-alike check does not call them typing errors.
@@ -58,14 +58,13 @@ def _redis_url(value: str) -> str:
     return value
 
 
-def _stream(value: str) -> str:
-    if ("{" in value or "}" in value) and not re.fullmatch(r"[^{}]+\{[^{}]+\}[^{}]*|\{[^{}]+\}[^{}]+", value):
-        raise ValueError("braces must enclose a part of the name, as in tickets{7}: Redis Cluster reads that part as the hash tag")
+def _streams(value: str) -> str:
+    Sources.parse(value)
     return value
 
 
 Address = Annotated[str, AfterValidator(_address)]
-StreamName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_stream)]
+StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 #: Also what the master accepts over HTTP (RELIABILITY 6.1).
@@ -88,7 +87,14 @@ class CommonSettings(BaseModel):
 
     redis_url: RedisUrl = Field("", description="Redis to use (redis, rediss, unix, redis+sentinel, redis+cluster). Empty: that of `usher up`.")
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
-    ticket_stream: StreamName = Field("ticket_stream", description="The stream that producers add messages to.")
+    ticket_stream: StreamNames = Field(
+        "ticket_stream", description="The stream that producers add messages to; or several, and patterns such as tickets:*, comma separated."
+    )
+    ticket_scope: str = Field(
+        "stream",
+        pattern=r"^(stream|group)$",
+        description="With several streams. stream: the same ticket id in two of them is two tickets. group: it is one ticket.",
+    )
     group: str = Field("concurrency_stream_group", pattern=r"^[A-Za-z0-9._-]{1,128}$", description="Consumer group of the ticket stream.")
     ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
     lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
@@ -102,6 +108,29 @@ class CommonSettings(BaseModel):
     @property
     def state_folder(self) -> Path:
         return self.state_dir.expanduser()
+
+    @property
+    def sources(self) -> Sources | None:
+        """The streams that are gathered into the work stream; None when there is one, which is worked on as it is."""
+        sources = Sources.parse(self.ticket_stream)
+        return None if sources.single is not None else sources
+
+    @property
+    def work_stream(self) -> str:
+        """The stream that masters and consumers work on: the ticket stream, or what several of them are gathered into."""
+        return Sources.parse(self.ticket_stream).work_stream(self.group)
+
+    @property
+    def work_ticket_field(self) -> str:
+        """The field that names the ticket in the work stream."""
+        return self.ticket_field if self.sources is None else SCOPED_TICKET_FIELD.decode()
+
+    @property
+    def one_stream(self) -> str:
+        """The ticket stream, where only one will do. Raises SettingsError when there are several."""
+        if self.sources is not None:
+            raise SettingsError([f"USHER_TICKET_STREAM names several streams ({self.ticket_stream}): choose one with --ticket-stream NAME"])
+        return self.ticket_stream
 
 
 def name_of(field: str) -> str:

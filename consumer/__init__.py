@@ -19,6 +19,9 @@ Threads and what they own
 
 The lanes are shared (lane_keeper.py, one lock); everything else belongs to its thread. Every thread has a connection of its own.
 
+However many ticket streams are taken in, a consumer waits on one inbox, which Redis wakes, and reads all of their entries with one batched
+read of one stream: masters gather them (common/sources.py).
+
 What an incarnation believes, and why it may
 --------------------------------------------
 The inbox is the authority on what to run, in which order, under which fence; the pending list is where the bodies are. A handler

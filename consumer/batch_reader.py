@@ -50,6 +50,7 @@ class BatchReader(Service):
         self._held_up: tuple[bytes, bytes] | None = None  # the next record, which must wait for an acknowledgement, and the ticket of that
         self._waiting: list[HandOver] = []  # in a drain: hand-overs that must wait so
         self.messages = 0
+        self.message_type = Message
 
     @property
     def held_up(self) -> bool:
@@ -138,7 +139,7 @@ class BatchReader(Service):
         parts = []
         for part in hand_overs:
             messages = [
-                Message(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease, attempts.get(entry_id, NEVER))
+                self.message_type(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease, attempts.get(entry_id, NEVER))
                 for entry_id in part.ids
                 if entry_id in fresh
             ]

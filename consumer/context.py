@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from common.attempts import NEVER, Attempts
 from common.clock import now_s
-from common.message import EntryView, ticket_text
+from common.message import UID_FIELD, EntryView, as_mapping, first_value, ticket_text
+from common.sources import FROM_FIELD, SCOPED_TICKET_FIELD
 
 
 class OwnLease:
@@ -51,6 +52,7 @@ class Message(EntryView):
         *("losses", "plain", "shares_call", "slot", "start_us", "ticket"),
     )
 
+    stream: ClassVar[str] = ""  # that is worked on; see message_type
     start_us: int  # of the last start; not before there was one
 
     def __init__(
@@ -73,6 +75,22 @@ class Message(EntryView):
         """The ticket's id; "" when the message has none (USHER_UNKEYED=spread): then ``ticket`` names this message and no other."""
         return ticket_text(self.ticket)
 
+    @property
+    def scoped_ticket_id(self) -> str:
+        """The ticket as Usher tells it apart from all others: ``<source>/<ticket_id>`` where several streams are taken in, else ``ticket_id``.
+        What is kept per ticket, fences above all, must be kept under this one."""
+        return ticket_text(self.ticket)
+
+    @property
+    def source(self) -> str:
+        """The ticket stream that the producer added it to."""
+        return self.stream
+
+    @property
+    def source_id(self) -> str:
+        """Its id in ``source``."""
+        return self.id
+
     def still_mine(self) -> bool:
         """Whether this process still owns the ticket. Ask before an effect that no fence guards; the answer can be old by the time you act."""
         return self._lease.holds()
@@ -94,7 +112,54 @@ class Message(EntryView):
 
     def facts(self) -> dict[str, Any]:
         """What every line of a log says about it."""
-        return {"ticket": self.ticket_id, "id": self.id, "fence": self.fence, "attempt": self.attempt}
+        return {"ticket": self.scoped_ticket_id, "id": self.id, "fence": self.fence, "attempt": self.attempt}
 
     def __repr__(self) -> str:
-        return f"<Message {self.id} of ticket {self.ticket_id!r}, fence {self.fence}, attempt {self.attempt}>"
+        return f"<Message {self.id} of ticket {self.scoped_ticket_id!r}, fence {self.fence}, attempt {self.attempt}>"
+
+
+class GatheredMessage(Message):
+    """A message of one of several ticket streams, gathered into the work stream (lua/gather.lua). Handlers see what the producer sent."""
+
+    __slots__ = ()
+
+    def _header(self) -> tuple[str, int, str]:
+        """Source id, how much of the ticket is not the producer's, source. Without a body nobody knows."""
+        source_id, _, rest = (first_value((self._flat or ())[:2], FROM_FIELD) or b"").partition(b" ")
+        length, _, source = rest.partition(b" ")
+        return source_id.decode(), int(length or 0), source.decode()
+
+    @property
+    def ticket_id(self) -> str:
+        return ticket_text(self.ticket).encode()[self._header()[1] :].decode()
+
+    @property
+    def source(self) -> str:
+        return self._header()[2] or self.stream
+
+    @property
+    def source_id(self) -> str:
+        return self._header()[0] or self.id
+
+    @property
+    def uid(self) -> str:
+        """Producers of different sources need not know of each other: their uids are told apart."""
+        given = first_value(self._flat or (), UID_FIELD)
+        return f"{self.source}/{self.source_id if given is None else given.decode('utf-8', 'surrogateescape')}"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        if self._fields is None:
+            flat = self._flat or []
+            at = 0
+            while flat[at : at + 1] and flat[at] in (FROM_FIELD, SCOPED_TICKET_FIELD):
+                at += 2
+            self._fields = as_mapping(flat[at:])
+        return self._fields
+
+
+def message_type(stream: str, is_gathered: bool) -> type[Message]:
+    """What messages of ``stream`` are. It is their class that knows the stream: a message pays nothing for it."""
+    base = GatheredMessage if is_gathered else Message
+    made: type[Message] = type(base.__name__, (base,), {"__slots__": (), "stream": stream})
+    return made

@@ -27,7 +27,7 @@ from consumer.acker import Acker
 from consumer.async_pool import AsyncPool
 from consumer.batch_pool import batch_pool
 from consumer.batch_reader import BatchReader
-from consumer.context import OwnLease
+from consumer.context import OwnLease, message_type
 from consumer.drain import Drain
 from consumer.executor import Executor
 from consumer.handlers import Handler, load_handler
@@ -85,7 +85,7 @@ class Incarnation:
         metrics: Metrics,
     ) -> None:
         name = taken.registration.incarnation
-        keys = Keys(settings.ticket_stream, settings.group)
+        keys = Keys(settings.work_stream, settings.group)
         wires = _Wires(redis_url, keys, taken, on_lost)
         link, steps = wires.link, wires.steps
         self.name = name
@@ -105,6 +105,7 @@ class Incarnation:
         policy, limit_s = _terms(settings, handler.options)
         self.executor = Executor(self.keeper, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
+        self.reader.message_type = message_type(keys.stream, settings.sources is not None)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(handler, self.executor, settings.concurrency)
@@ -204,11 +205,11 @@ class ConsumerProgram:
         former = read_journal(path, self._origin()) if path is not None else None
         if former is None:
             return lambda: None
-        return Predecessor(self._redis_url, Keys(settings.ticket_stream, settings.group), former, settings.run_log_length).tell
+        return Predecessor(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length).tell
 
     def _origin(self) -> str:
         """What a journal must say to be believed: of this boot, and of this stream and group, where another consumer of our name may have been."""
-        prefix = Keys(self._settings.ticket_stream, self._settings.group).prefix
+        prefix = Keys(self._settings.work_stream, self._settings.group).prefix
         return f"{boot_id()} {hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
 
     def _journal_path(self) -> Path | None:

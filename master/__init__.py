@@ -11,10 +11,21 @@ Threads and what they own
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations
     trim      trimming.py        cuts what no reader needs (off by default)
+    gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
+                                 discover (source_watch.py) and share (sharing.py)
     (web)     web/               gunicorn's threads: register, acknowledge, look-ups
 
 Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox. Every thread has a connection of its own.
 Every step that changes anything carries the epoch, so a thread that acts on old knowledge is refused by Redis, not by hope.
+
+Several ticket streams
+----------------------
+A lead, an index and inboxes for each of a thousand streams would cost a thousand times as much, and split the consumers' slots. So the
+entries of all of them are gathered into one work stream (gathering.py), and one leader delegates from that. Every master gathers its share,
+also a standby; what it does needs no lead, because each step is one script that adds the entries and moves the source's group past them:
+done twice, or by two at a time, it moves nothing twice. Fairness is in the turns (policy/rounds.py), and in that the work stream takes no
+more than the leader reads next: a flood waits in its own stream. A ticket is its source's (USHER_TICKET_SCOPE), and handlers see the
+producer's own ids.
 
 One epoch
 ---------
@@ -34,5 +45,10 @@ the leader dies                     a standby is elected when the leader lease e
 the leader is paused                its first call after waking is answered FENCED
 a reply of Redis is lost            a new epoch refuses the late command; everything is read again
 a report over HTTP is lost          the reconciling look at quiet tickets frees them
+a master that gathers dies          its shards are free when its time in the shares ends (the leader lease), and are taken by the others
+a source's group is destroyed       it is made again exactly where it was (the hash ``gathered``); nothing is lost or repeated
+a source is deleted                 it is forgotten; when it comes back, it is taken in from its beginning
+a source cannot be taken in         it has a trouble (not_a_stream, ahead, before, refused) in log, status and doctor; the others go on
+Redis' memory is full               nothing is gathered; the sources keep it
 ==================================  ===============================================================================================
 """

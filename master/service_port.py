@@ -93,6 +93,9 @@ class ServicePort:
             return None
         return (found or {"ticket_id": ticket_id, "state": "waiting", "message_ids": []}) | {"parked": parked}
 
+    def sources(self) -> dict[str, Any] | None:
+        return self._status.sources()
+
     def can_follow(self) -> bool:
         return self._feed.has_room
 

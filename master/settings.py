@@ -31,6 +31,7 @@ class MasterSettings(CommonSettings):
         description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
     )
     trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off the ticket stream. 0: never.")
+    discover_seconds: float = Field(30.0, ge=0.5, le=86_400, description="How often streams that match a pattern are looked for by SCAN.")
     trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`).")
     insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")
     followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")

@@ -14,6 +14,8 @@ from common.message import ticket_text
 from common.redis_client import CommandRefused, Link
 from common.registration import name_of
 from common.scripts import ScriptRunner
+from common.source_status import SourcesReader
+from common.sources import Sources
 from common.streams import Record, TicketStream, pairs, parse_record
 from master.dead_letters import DeadLetters
 from master.policy.plans import HALTED, RETURNED, TAIL
@@ -27,8 +29,9 @@ _PAGE = 2000
 class StatusReader:
     """Reads the state of one ticket stream. May be used by many threads, one at a time."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: Keys, sources: Sources | None = None) -> None:
         self._link = link  # guarded by self._lock
+        self._sources = SourcesReader(link, keys, sources) if sources is not None else None
         self._keys = keys
         self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
@@ -61,6 +64,13 @@ class StatusReader:
             lag, exact = self._lag(facts)
             held = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
             return seen | {"lag": lag, "lag_is_exact": exact, "pending": facts[b"pending"], **held}
+
+    def sources(self) -> dict[str, Any] | None:
+        """How the gathering of several ticket streams goes (see SourcesReader); None when there is one stream, which is worked on as it is."""
+        if self._sources is None:
+            return None
+        with self._lock:
+            return self._sources.overview()
 
     def _lag(self, facts: dict[bytes, Any]) -> tuple[int, bool]:
         """Entries the group has not read; False when there are more than were counted."""

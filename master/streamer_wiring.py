@@ -36,7 +36,7 @@ class StreamerProgram:
         link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
         if settings.outbox_wait_aof:
             _check_waitaof(link)
-        keys = LogKeys(settings.ticket_stream, settings.outbox_name)
+        keys = LogKeys(settings.one_stream, settings.outbox_name)
         self._lead = lead = Lead()
         self._identity = store.identity
         self._warned = False
@@ -51,7 +51,7 @@ class StreamerProgram:
         lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
         bell = store.bell()
         self._services: list[Service] = [self._streamer, *([BellRinger(bell, self._streamer)] if bell else []), self._elector]
-        event(log, "streamer_starts", stream=settings.ticket_stream, database=store.dialect, bell=bell is not None)
+        event(log, "streamer_starts", stream=settings.one_stream, database=store.dialect, bell=bell is not None)
 
     def start(self) -> None:
         for service in self._services:

@@ -19,6 +19,7 @@ from master.audit_metrics import AuditMetrics
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
+from master.gathering import Gathering
 from master.halts import ChangeWatch
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
@@ -36,6 +37,7 @@ from master.web.app import create_app
 log = logging.getLogger(__name__)
 
 _JOIN_S = 3.0
+_TRIM_WORK_S = 2.0
 
 
 class MasterProgram:
@@ -44,7 +46,7 @@ class MasterProgram:
     def __init__(self, settings: MasterSettings, redis_url: str) -> None:
         self._settings = settings
         self._redis_url = redis_url
-        self._keys = Keys(settings.ticket_stream, settings.group)
+        self._keys = Keys(settings.work_stream, settings.group)
         self._lead = Lead()
         lease_ms = int(settings.lease_seconds * 1000)
         limits = Limits(
@@ -54,7 +56,7 @@ class MasterProgram:
             reconcile_s=settings.reconcile_seconds,
             sweep_s=settings.sweep_seconds,
             min_idle_ms=2 * lease_ms,
-            ticket_field=settings.ticket_field,
+            ticket_field=settings.work_ticket_field,
             longest_message=settings.longest_message_bytes,
             spread=settings.unkeyed == "spread",
         )
@@ -71,12 +73,18 @@ class MasterProgram:
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
         sockets = LiveSockets(settings.followers_limit)
-        feed = TicketFeed(self._link("feed"), self._keys, settings.ticket_field, sockets, self._make_router)
+        feed = TicketFeed(self._link("feed"), self._keys, settings.work_ticket_field, sockets, self._make_router)
         self._services: list[Service] = [self._dispatcher, doorbell, changes, self._roster, health, janitor, feed, sockets, *self._bell.services]
-        if settings.trim_seconds:
-            self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, settings.trim_seconds, settings.trim_archived))
+        self._gathering: Gathering | None = None
+        trim_s = settings.trim_seconds
+        if (sources := settings.sources) is not None:
+            self._gathering = Gathering(settings, sources, self._keys, redis_url, self._link)
+            self._services += self._gathering.services
+            trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)  # the work stream is ours: nobody else keeps it short
+        if trim_s:
+            self._services.append(Trimmer(self._link("trim"), self._keys, self._lead, trim_s, settings.trim_archived))
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
-        self._status = StatusReader(self._link("status"), self._keys)
+        self._status = StatusReader(self._link("status"), self._keys, settings.sources)
         self._letters = DeadLetters(self._link("letters"), self._keys)
         metrics.add(AuditMetrics(self._status.audit))
         port = ServicePort(
@@ -91,6 +99,8 @@ class MasterProgram:
         lease_ms = int(settings.leader_lease_seconds * 1000)
         elector = Elector(self._link("elect", max(0.2, settings.leader_lease_seconds / 3)), self._keys, self._lead, url, lease_ms, self._works)
         self._lead.on_doubt = elector.wake
+        if self._gathering is not None:
+            self._gathering.url = url
         self._services.append(elector)
         event(log, "master_starts", url=url, stream=self._keys.stream, group=self._keys.group)
         for service in self._services:

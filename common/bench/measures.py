@@ -57,6 +57,47 @@ def throughput(
         }
 
 
+def many_streams(
+    streams: int, messages: int, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str], run_log: bool = True
+) -> dict[str, Any]:
+    """One run: the same messages of the same tickets, first in one ticket stream, then in ``streams``, all there before the clock starts."""
+    names = zipf_tickets(messages, tickets, _SEED)
+    seconds: list[float] = []
+    for count in (1, streams):
+        with new_rig(durable, environ, count) as (rig, _):
+            last_id = rig.fill(names, b"x" * payload)
+            rig.stream.create_group(b"0-0")
+            given = {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0", "USHER_TICKET_SCOPE": "group"}
+            rig.start_programs(consumers, "common.bench.handlers:noop", given)
+            cpu_before = rig.cpu()
+            rig.release()
+            rig.wait_until_begun()
+            began = time.monotonic()
+            rig.wait_until_done(last_id, _PATIENCE_S)
+            seconds.append(time.monotonic() - began)
+            cpu_after = rig.cpu()
+            if rig.link.call("XLEN", rig.keys.dead):
+                raise BenchFailed("messages became dead letters")
+            rss, version = rig.rss(), rig.redis_version()
+    one_s, many_s = seconds
+    return {
+        "messages": messages,
+        "tickets": tickets,
+        "streams": streams,
+        "payload_bytes": payload,
+        "consumers": consumers,
+        "appendonly": durable,
+        "run_log": run_log,
+        "messages_per_second": round(messages / many_s, 1),
+        "one_stream_per_second": round(messages / one_s, 1),
+        "ratio": round(one_s / many_s, 4),
+        "seconds": round(many_s, 3),
+        "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
+        "rss_mib": rss,
+        "redis": version,
+    }
+
+
 def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """One run: messages on an open-loop schedule; the wait counts from when a message was due to be sent to the start of its handler."""
     count = int(rate * seconds)
@@ -128,10 +169,10 @@ def send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float, 
 
 
 @contextlib.contextmanager
-def new_rig(durable: bool, environ: Mapping[str, str]) -> Iterator[tuple[Rig, Path]]:
+def new_rig(durable: bool, environ: Mapping[str, str], streams: int = 1) -> Iterator[tuple[Rig, Path]]:
     folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
     try:
-        with Rig(folder, durable, environ) as rig:
+        with Rig(folder, durable, environ, streams) as rig:
             yield rig, folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

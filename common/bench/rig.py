@@ -19,6 +19,7 @@ from common.embedded import EmbeddedRedis, free_port
 from common.errors import UsherError
 from common.keys import Keys
 from common.redis_client import Link
+from common.sources import Sources
 from common.streams import TicketStream
 
 STREAM, GROUP = "bench", "bench_group"
@@ -42,12 +43,15 @@ def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
 class Rig:
     """``with Rig(folder, ...) as rig``. Processes are started by the methods and ended at the exit."""
 
-    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str], streams: int = 1) -> None:
+        """``streams``: ticket streams; of more than one the messages are gathered."""
         self.folder = folder
         self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
         self._redis = EmbeddedRedis(folder, durable=durable)
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
-        self.keys = Keys(STREAM, GROUP)
+        self._names = [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)]
+        self._setting = STREAM if streams == 1 else f"{STREAM}:*"
+        self.keys = Keys(Sources.parse(self._setting).work_stream(GROUP), GROUP)
 
     def __enter__(self) -> Rig:
         self._redis.start()
@@ -69,7 +73,7 @@ class Rig:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
-        base |= {"USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
+        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
         base |= {"USHER_MASTER_URLS": url, "USHER_LEADER_LEASE_SECONDS": "1", **environ}
         self._start("master", ["master", "--bind", f"127.0.0.1:{port}"], base)
         time.sleep(0.5)
@@ -120,11 +124,11 @@ class Rig:
             time.sleep(_POLL_S / 5)
 
     def wait_until_done(self, last_id: bytes, patience_s: float) -> None:
-        """Until everything up to ``last_id`` was read and acknowledged."""
+        """Until everything up to ``last_id`` (or, of gathered messages, to an id that ends so) was read and acknowledged."""
         deadline_s = time.monotonic() + patience_s
         while True:
             facts = self.stream.group_facts()
-            if facts[b"last-delivered-id"] == last_id and facts[b"pending"] == 0:
+            if facts[b"last-delivered-id"].endswith(last_id) and facts[b"pending"] == 0:
                 return
             if time.monotonic() > deadline_s:
                 raise BenchFailed(f"not done after {patience_s:.0f} s: {facts}")
@@ -152,15 +156,16 @@ class Rig:
         return redis_version(self.link)
 
     def fill(self, tickets: Sequence[bytes], payload: bytes) -> bytes:
-        """Add one message per ticket; returns the last id."""
-        last = b""
+        """Add one message per ticket, to all streams in turn; returns the last id, or how it ends when it is gathered."""
+        last, names = b"", itertools.cycle(self._names)
         for at in range(0, len(tickets), 1000):
-            commands = [("XADD", STREAM, "*", "ticket_id", ticket, "body", payload) for ticket in tickets[at : at + 1000]]
+            page = tickets[at : at + 1000]
+            commands = [("XADD", name, "*", "ticket_id", ticket, "body", payload) for name, ticket in zip(names, page, strict=False)]
             for reply in self.link.pipeline(commands):
                 if isinstance(reply, Exception):
                     raise reply
                 last = reply
-        return last
+        return last if len(self._names) == 1 else b"-%d" % len(tickets)  # the second part of its id counts them (lua/gather.lua)
 
     def fresh(self) -> None:
         """Forget everything: only ever called on the Redis that this rig started."""

@@ -53,8 +53,19 @@ def bench() -> None:
 @_RUNS
 @_VOLATILE
 @click.option("--no-run-log", is_flag=True, help="Without the run log, to see what it costs.")
+@click.option("--streams", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Ticket streams; with more than one beside one.")
 @_JSON
-def throughput(messages: int, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, no_run_log: bool, as_json: bool) -> None:
+def throughput(
+    messages: int, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, no_run_log: bool, streams: int, as_json: bool
+) -> None:
+    if streams > 1:
+        _report(
+            lambda: measures.many_streams(streams, messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log),
+            runs,
+            ("messages_per_second", "one_stream_per_second", "ratio"),
+            as_json,
+        )
+        return
     _report(
         lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log),
         runs,

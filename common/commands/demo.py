@@ -165,7 +165,7 @@ def _run(folder: Path, given: Input, consumers: int, work_ms: float, kill: bool,
 
 
 def _flow(made: Plan, records: Path, display: _Display, kill: bool, count: int) -> Flow:
-    keys = Keys(made.settings.ticket_stream, made.settings.group)
+    keys = Keys(made.settings.work_stream, made.settings.group)
     display.said(f"sending {count:,} messages")
     return Flow(
         link=Link(made.redis_url, "usher:demo"),

@@ -39,7 +39,7 @@ _ENDS = {
 def doctor(flags: dict[str, Any], as_json: bool) -> None:
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
-    facts = _asked(url, Keys(settings.ticket_stream, settings.group), int(settings.lease_seconds * 1000))
+    facts = _asked(url, settings)
     findings = examine(facts)
     if as_json:
         click.echo(orjson.dumps(_document(url, facts, findings)))
@@ -48,14 +48,14 @@ def doctor(flags: dict[str, Any], as_json: bool) -> None:
     sys.exit(1 if worst(findings) is Severity.BAD else 0)
 
 
-def _asked(url: str, keys: Keys, lease_ms: int) -> Facts:
+def _asked(url: str, settings: CommonSettings) -> Facts:
     """The facts. Raises StartRefused or SettingsError when Redis cannot be asked at all."""
     try:
         link = Link(url, "usher:doctor")
     except ValueError as wrong:
         raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
     try:
-        return collect(link, keys, lease_ms)
+        return collect(link, Keys(settings.work_stream, settings.group), int(settings.lease_seconds * 1000), settings.sources)
     except NotNow as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     except RedisTrouble as trouble:

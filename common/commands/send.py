@@ -48,9 +48,9 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         check_reachable(url)
         link = Link(url, "usher:send")
         stack.callback(link.close)
-        sender = Sender(link, settings.ticket_stream, settings.ticket_field)
+        sender = Sender(link, settings.one_stream, settings.ticket_field)
         if given["dedup"]:
-            sender = RecognisedSender(link, settings.ticket_stream, settings.ticket_field, dedup_s=given["dedup"])
+            sender = RecognisedSender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"])
             source = _recognisable(source, given)
         sys.exit(_sent(sender, source, given["rate"], given["as_json"]))
 

@@ -107,7 +107,9 @@ def _summary(made: Plan) -> str:
 
 def _example(made: Plan) -> str:
     """A redis-cli line that sends a message. The password stays in its file, out of the process list and of the terminal."""
-    message = f"XADD {shlex.quote(made.settings.ticket_stream)} '*' {shlex.quote(made.settings.ticket_field)} 42 text hello"
+    sources = made.settings.sources
+    stream = made.settings.work_stream if sources is None else next(iter((*sources.names, *sources.patterns))).replace("*", "1").replace("?", "1")
+    message = f"XADD {shlex.quote(stream)} '*' {shlex.quote(made.settings.ticket_field)} 42 text hello"
     if made.redis_port is None:
         return f"redis-cli -u {redacted(made.redis_url)} {message}"
     password = shlex.quote(str(made.state_folder / "redis" / "password"))

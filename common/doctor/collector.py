@@ -15,6 +15,8 @@ from common.errors import GroupMissing, NotNow, RedisTrouble
 from common.keys import HALTED, MASTER, Keys, LogKeys
 from common.redis_client import CommandRefused, Link
 from common.registration import parse
+from common.source_status import SourcesReader
+from common.sources import Sources
 from common.streams import TicketStream, pairs
 
 _SETTINGS = (
@@ -37,14 +39,15 @@ _WATCH_S = 0.2
 _MOST_IDLE = 100
 
 
-def collect(link: Link, keys: Keys, lease_ms: int) -> Facts:
+def collect(link: Link, keys: Keys, lease_ms: int, sources: Sources | None = None) -> Facts:
     """All facts. Raises RedisTrouble when Redis cannot be reached."""
     refused: dict[str, str] = {}
     first = _time(link, refused)
     server = _server(link, refused)
-    rights = find_rights(link, keys)
+    rights = find_rights(link, keys, sources)
     abilities = ask(link, keys.prefix + "absent")
     stream = _stream(link, keys, refused)
+    gathering = _gathering(link, keys, sources, refused) if sources is not None else None
     return Facts(
         mode=_mode(link.url),
         lease_ms=lease_ms,
@@ -57,6 +60,7 @@ def collect(link: Link, keys: Keys, lease_ms: int) -> Facts:
         abilities=abilities,
         stream=stream,
         refused=refused,
+        gathering=gathering,
     )
 
 
@@ -137,6 +141,14 @@ def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> StreamFacts | No
         raise
     except CommandRefused as not_allowed:
         refused["stream"] = str(not_allowed).removeprefix("Redis: ")
+        return None
+
+
+def _gathering(link: Link, keys: Keys, sources: Sources, refused: dict[str, str]) -> dict[str, Any] | None:
+    try:
+        return SourcesReader(link, keys, sources).overview()
+    except CommandRefused as not_allowed:
+        refused["sources"] = str(not_allowed).removeprefix("Redis: ")
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Severity(enum.Enum):
@@ -106,6 +106,7 @@ class Facts:
     """All of it. ``info`` and ``config``: names and values as Redis has them. ``refused``: the question, and Redis' words.
 
     ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: how many sentinels listen at this server.
+    ``gathering``: as common/source_status.py tells it; None when there is one ticket stream, or it could not be asked.
     """
 
     mode: str = "fixed"
@@ -119,6 +120,7 @@ class Facts:
     abilities: tuple[Ability, ...] = ()
     stream: StreamFacts | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    gathering: Mapping[str, Any] | None = None
 
     def told(self, name: str) -> str | None:
         """A value of INFO."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from common.doctor.facts import Facts, Finding, Severity
+from common.doctor.gathering import judge_gathering
 from common.doctor.server import judge_server
 from common.doctor.stream import judge_stream
 from common.doctor.topology import judge_topology
@@ -22,7 +23,7 @@ class Holds(NamedTuple):
 
 def examine(facts: Facts) -> list[Finding]:
     """Every check, in the order in which a person reads them."""
-    return [*judge_server(facts), *judge_topology(facts), *judge_stream(facts)]
+    return [*judge_server(facts), *judge_topology(facts), *judge_stream(facts), *judge_gathering(facts)]
 
 
 def examine_server(facts: Facts) -> list[Finding]:

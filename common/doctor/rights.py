@@ -7,12 +7,14 @@ not there: they can show that rights are missing, but not that none is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from common.doctor.facts import Rights
 from common.errors import NotNow
 from common.keys import MASTER, Keys, LogKeys
 from common.redis_client import Arg, CommandRefused, Link
+from common.sources import Sources
 
 Command = tuple[Arg, ...]
 
@@ -65,9 +67,25 @@ def needed(keys: Keys) -> list[Command]:
     ]
 
 
-def find_rights(link: Link, keys: Keys) -> Rights:
+def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
+    """The same for what masters do with each of several ticket streams. Of a pattern, one name that it matches stands for all."""
+    found: list[Command] = [("XADD", keys.stream, "*", "f", "v"), ("HSETNX", keys.gathered, "f", "v"), ("HEXISTS", keys.gathered, "f")]
+    found.append(("HGETALL", keys.shares))
+    for source in (*sources.names, *(re.sub(r"[*?]", "1", pattern) for pattern in sources.patterns)):
+        found += [
+            ("XREADGROUP", "GROUP", keys.group, "gather", "COUNT", 1, "NOACK", "STREAMS", source, ">"),
+            ("XGROUP", "CREATE", source, keys.group, "0"),
+            ("XGROUP", "SETID", source, keys.group, "0"),
+            ("XINFO", "STREAM", source),
+            ("XPENDING", source, keys.group),
+            ("TYPE", source),
+        ]
+    return [*found, ("SCAN", 0, "COUNT", 1)] if sources.patterns else found
+
+
+def find_rights(link: Link, keys: Keys, sources: Sources | None = None) -> Rights:
     """What is missing. Raises RedisTrouble when Redis cannot be reached."""
-    commands = needed(keys)
+    commands = needed(keys) + (needed_of_sources(keys, sources) if sources is not None else [])
     [who] = link.pipeline([("ACL", "WHOAMI")])
     user = who.decode(errors="replace") if isinstance(who, bytes) else None
     if user is not None:

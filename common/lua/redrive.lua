@@ -25,12 +25,13 @@ local function has_uid(fields)
   return false
 end
 
--- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that.
+-- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A gathered message has the
+-- id under which sinks know it in its first field.
 local function add_again(head, fields)
   local id = string.match(head['usher-id'] or '', '^%d+%-%d+$')
   if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
   if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
-  if not has_uid(fields) then
+  if not has_uid(fields) and fields[1] ~= 'usher_from' then
     fields[#fields + 1] = 'uid'
     fields[#fields + 1] = id
   end

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence
+from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 FENCE = "Usher-Fence"
@@ -50,7 +50,7 @@ class Received:
 
 def headers(message: Marked) -> dict[str, str]:
     """``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``. What a header cannot hold is percent-encoded; plain ones stay."""
-    return {IDEMPOTENCY_KEY: _encoded(message.uid), FENCE: str(message.fence), TICKET: _encoded(message.ticket_id)}
+    return {IDEMPOTENCY_KEY: _encoded(message.uid), FENCE: str(message.fence), TICKET: _encoded(fenced_ticket(message))}
 
 
 def received(given: Mapping[str, str]) -> Received:

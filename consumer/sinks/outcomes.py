@@ -20,6 +20,11 @@ class Marked(Protocol):
     def fence(self) -> int: ...
 
 
+def fenced_ticket(message: Marked) -> str:
+    """The ticket whose fences are compared with each other: where several streams are taken in, its stream is part of it."""
+    return str(getattr(message, "scoped_ticket_id", message.ticket_id))
+
+
 class Duplicate(UsherError):
     """The effect of this message is already stored: it counts as done."""
 
@@ -32,7 +37,7 @@ class StaleFence(OwnershipLost):
     """
 
     def __init__(self, message: Marked) -> None:
-        super().__init__(f"ticket {message.ticket_id!r} has an owner with a higher fence than {message.fence}; nothing was stored")
+        super().__init__(f"ticket {fenced_ticket(message)!r} has an owner with a higher fence than {message.fence}; nothing was stored")
 
 
 class SinkNotNow(RetryLater):

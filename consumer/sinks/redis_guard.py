@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from common.errors import GiveUp, NotNow, ReplyUnknown
 from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
-from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence
+from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
 
 #: In a folder of its own: it runs on the Redis of the effects, so its commands are none that Usher's own user needs (common/doctor/rights.py).
 _SCRIPT = "sinks/guard"
@@ -98,7 +98,7 @@ class RedisGuard:
             del self._mine.made
 
     def _own_keys(self, message: Marked) -> list[str]:
-        return [f"usher:guard:{self._name}:{message.ticket_id}:{kind}" for kind in ("fence", "uids")]
+        return [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
 
     def _runner(self) -> ScriptRunner:
         made = getattr(self._mine, "made", None)

@@ -63,7 +63,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from common.log import event
-from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused
+from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket
 from consumer.sinks.tables import SinkTables, sa
 from consumer.sinks.trouble import translated
 
@@ -199,4 +199,4 @@ class _NotAgain:
         self._usher_message = message
 
     def __getattr__(self, name: str) -> Any:
-        raise Duplicate(f"the effect of {self._usher_message.uid!r} of ticket {self._usher_message.ticket_id!r} is stored already")
+        raise Duplicate(f"the effect of {self._usher_message.uid!r} of ticket {fenced_ticket(self._usher_message)!r} is stored already")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from consumer.sinks.outcomes import Marked, SinkMisused, StaleFence
+from consumer.sinks.outcomes import Marked, SinkMisused, StaleFence, fenced_ticket
 
 try:
     import sqlalchemy as sa
@@ -85,7 +85,7 @@ class SinkTables:
         The fence's row comes first because it is the lock of its ticket: from here to the end of the transaction whoever else comes with
         this ticket waits, and then sees what we left. A look without the lock would be true at its time and wrong at the commit.
         """
-        ticket = storable(message.ticket_id)
+        ticket = storable(fenced_ticket(message))
         if connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence}).rowcount == 0:
             raise StaleFence(message)
         return connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}).rowcount == 1

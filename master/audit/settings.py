@@ -15,7 +15,7 @@ _LEASES = 3
 class AuditSettings(CommonSettings):
     """Everything that can be set on an audit."""
 
-    audit_streams: str = Field("", description="Ticket streams to audit, comma separated. Empty: USHER_TICKET_STREAM.")
+    audit_streams: str = Field("", description="Ticket streams to audit, comma separated. Empty: the one that USHER_TICKET_STREAM works on.")
     audit_dir: str = Field("", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR.")
     audit_every_minutes: float = Field(60.0, ge=0.1, le=43_200, description="Time between audits with --schedule.")
     audit_settle_seconds: float = Field(1.0, ge=0, le=600, description="Wait before the second look at suspects.")
@@ -31,7 +31,12 @@ class AuditSettings(CommonSettings):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.audit_streams.split(",") if name.strip()) or (self.ticket_stream,)
+        return tuple(name.strip() for name in self.audit_streams.split(",") if name.strip()) or (self.work_stream,)
+
+    @property
+    def audited_field(self) -> str:
+        """The field that names the ticket in ``streams``."""
+        return self.ticket_field if self.audit_streams else self.work_ticket_field
 
     @property
     def folder(self) -> Path:

@@ -51,13 +51,13 @@ def log(flags: dict[str, Any], stream: str | None, limit: int | None, as_json: b
     check_reachable(url)
     link = Link(url, "usher:log", timeout_s=30.0)
     wanted = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
-    field = settings.ticket_field.encode()
+    field = settings.work_ticket_field.encode()
     shown = 0
     try:
-        for entry in _entries(link, settings.ticket_stream, start, end, follow):
+        for entry in _entries(link, settings.work_stream, start, end, follow):
             if wanted is not None and first_value(entry.fields or [], field) != wanted:
                 continue
-            click.echo(_line(entry, settings.ticket_field, as_json))
+            click.echo(_line(entry, settings.work_ticket_field, as_json))
             shown += 1
             if limit is not None and shown >= limit:
                 return
@@ -66,7 +66,7 @@ def log(flags: dict[str, Any], stream: str | None, limit: int | None, as_json: b
     except RedisTrouble as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     except CommandRefused as refused:
-        raise StartRefused(f"USHER_TICKET_STREAM: {settings.ticket_stream} cannot be read: {refused}") from refused
+        raise StartRefused(f"USHER_TICKET_STREAM: {settings.work_stream} cannot be read: {refused}") from refused
     finally:
         link.close()
 

@@ -31,7 +31,7 @@ def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
-    reader = StatusReader(Link(url, "usher:status"), Keys(settings.ticket_stream, settings.group))
+    reader = StatusReader(Link(url, "usher:status"), Keys(settings.work_stream, settings.group), settings.sources)
     try:
         yield reader
     except RedisTrouble as trouble:
@@ -46,7 +46,7 @@ def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
-    letters = DeadLetters(Link(url, "usher:dead"), Keys(settings.ticket_stream, settings.group))
+    letters = DeadLetters(Link(url, "usher:dead"), Keys(settings.work_stream, settings.group))
     try:
         yield letters
     except RedisTrouble as trouble:

@@ -110,7 +110,7 @@ def rides_consumer(name: str) -> None:
     counter = RideCounter(name, _FAULTS, notes, _rng(name, notes))
     with (
         StopRequest() as stop,
-        LogConsumer(name, settings.ticket_stream, settings.outbox_url, redis_url=settings.redis_url, batch=_BATCH) as consumer,
+        LogConsumer(name, settings.one_stream, settings.outbox_url, redis_url=settings.redis_url, batch=_BATCH) as consumer,
     ):
         consumer.run(counter, lambda: stop.asked)
 

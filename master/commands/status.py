@@ -14,6 +14,7 @@ from master.commands.looking import console, consumers_table, print_json, status
 from master.status import StatusReader
 
 _TICKETS_SHOWN = 12
+_TROUBLES_SHOWN = 5
 
 
 @click.command(help="Show consumers, tickets in processing, lag, pending and rates. On a terminal the table follows; Ctrl-C ends it.")
@@ -54,6 +55,7 @@ def look(reader: StatusReader, before: dict[str, Any] | None) -> dict[str, Any]:
         seconds = max(0.001, (overview["time_ms"] - before["time_ms"]) / 1000)
         rates["sent_per_second"] = round((overview["entries"] - before["entries"]) / seconds, 1)
         rates["done_per_second"] = round((overview["done"] - before["done"]) / seconds, 1)
+    overview["sources"] = reader.sources()
     return overview | rates | {"consumers": reader.consumers(), "tickets_in_processing": page["tickets"][:_TICKETS_SHOWN]}
 
 
@@ -67,6 +69,8 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         ("tickets in processing", f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"]),
         ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
     ]
+    if seen["sources"] is not None:
+        facts += _of_sources(seen["sources"])
     if seen["done_per_second"] is not None:
         facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
     parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
@@ -76,3 +80,16 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         shown = len(seen["tickets_in_processing"])
         parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {seen['tickets']:,})")]
     return Group(*parts)
+
+
+def _of_sources(seen: dict[str, Any]) -> list[tuple[str, object]]:
+    """Lines on streams that are gathered."""
+
+    def count(row: dict[str, Any]) -> str:
+        return f"{row['lag']:,}" if row["lag_is_exact"] else f"more than {row['lag']:,}"
+
+    shares = ", ".join(f"{master['url']} {master['shards']}" for master in seen["masters"]) or "nobody: no master runs"
+    lines: list[tuple[str, object]] = [("sources", f"{seen['sources']:,}  not gathered yet {count(seen)}"), ("gathered by", f"{shares} (shards)")]
+    lines += [("  behind", f"{row['source']}  {count(row)}  ({row['master'] or 'nobody'})") for row in seen["worst"]]
+    lines += [("  trouble", f"{source}: {why}") for source, why in list(seen["troubles"].items())[:_TROUBLES_SHOWN]]
+    return lines

@@ -49,7 +49,7 @@ def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | No
         cut, trouble = 0, ""
         if apply and isinstance(decision, Cut) and would:
             cut, trouble = _cut(trimming, decision, archived_only, would)
-    document = _document(settings.ticket_stream, facts, decision, would, cut if apply else None, trouble)
+    document = _document(settings.one_stream, facts, decision, would, cut if apply else None, trouble)
     if as_json:
         print_json(document)
     else:
@@ -72,11 +72,11 @@ def _trimming(flags: dict[str, Any]) -> Iterator[tuple[Trimming, CommonSettings]
     check_reachable(url)
     link = Link(url, "usher:trim", timeout_s=30.0)
     try:
-        yield Trimming(link, Keys(settings.ticket_stream, settings.group)), settings
+        yield Trimming(link, Keys(settings.one_stream, settings.group)), settings
     except RedisTrouble as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     except CommandRefused as refused:
-        raise StartRefused(f"USHER_TICKET_STREAM: {settings.ticket_stream} cannot be looked at: {refused}") from refused
+        raise StartRefused(f"USHER_TICKET_STREAM: {settings.one_stream} cannot be looked at: {refused}") from refused
     finally:
         link.close()
 

@@ -99,6 +99,10 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
     def consumers() -> Response:
         return answer({"consumers": port.consumers()})
 
+    @api.get("/sources")
+    def sources() -> Response:
+        return answer({"sources": port.sources()})
+
     @api.get("/tickets")
     def tickets() -> Response:
         return answer(port.tickets(*_read_page()))

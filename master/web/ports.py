@@ -102,6 +102,9 @@ class MasterPort(Protocol):
     def audit(self) -> dict[str, Any] | None:
         """What the last audit found; None: none was made."""
 
+    def sources(self) -> dict[str, Any] | None:
+        """How the gathering of several ticket streams goes; None when there is one."""
+
     def can_follow(self) -> bool:
         """Whether one more live subscription to a ticket may begin."""
 

@@ -244,6 +244,17 @@ def destroy_group(cluster: Cluster, seconds: float) -> None:
         redis_faults.destroy_group(cluster)
 
 
+def gatherers_and_consumers_killed(cluster: Cluster, seconds: float) -> None:
+    """kill -9, in turn, of a consumer at work, of the leader, and of the master that stands by: each master gathers half of the sources."""
+    for number in _rounds(seconds, _gap(cluster)):
+        if number % 3 == 0:
+            programs.kill_consumer(cluster, programs.at_work(cluster, 1)[0])
+        elif number % 3 == 1:
+            programs.kill_leader(cluster)
+        else:
+            programs.kill_standby(cluster)
+
+
 def everything(cluster: Cluster, seconds: float) -> None:
     """All of it, in an order that only the seed knows."""
     rng = cluster.rng
@@ -469,5 +480,14 @@ PLANS: tuple[Plan, ...] = (
         load=Load(rate=100, double_sends=0.05, fail_before=0.05, fail_after=0.03, poison=0.01),
         seconds=6.0,
         drain_s=12.0,
+    ),
+    Plan(
+        "K17",
+        "50 streams, masters killed",
+        gatherers_and_consumers_killed,
+        ("kill", "kill_leader", "kill_standby", "redelivered", "shares_changed"),
+        strict=True,
+        load=Load(tickets=4, sources=50),
+        seconds=7.0,
     ),
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from common.doctor.collector import collect, startup_findings
@@ -21,6 +22,8 @@ from common.embedded import EmbeddedRedis, free_port
 from common.errors import NotNow
 from common.keys import Keys
 from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.sources import SHARDS, Sources
 from master.__main__ import tell_what_is_bad
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
@@ -284,3 +287,20 @@ def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog
 def test_a_redis_that_goes_away_in_between_does_not_keep_a_master_from_starting(caplog: pytest.LogCaptureFixture) -> None:
     tell_what_is_bad(f"redis://127.0.0.1:{free_port()}")
     assert [record.getMessage() for record in caplog.records] == ["redis_not_checked"]
+
+
+def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody_gathers(link: Link) -> None:
+    sources = Sources.parse("orders,text,t:*")
+    keys = Keys(sources.work_stream("g"), "g")
+    link.call("SET", "text", "no stream")
+    link.call("XADD", "orders", "*", "ticket_id", "1")
+    found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
+    assert found["sources"].severity is Severity.WARN and "no master runs" in found["sources"].means
+    assert found["source not_a_stream"].severity is Severity.BAD and "text" in found["source not_a_stream"].seen
+    scripts = ScriptRunner(link)
+    for holder, setting in (("m1", "orders,text,t:*"), ("m2", "orders")):
+        says = orjson.dumps({"url": holder, "setting": setting, "sources": 2, "mode": "x", "moved": 0, "troubles": [["t:1", "before", ""]]})
+        scripts.run("share", (keys.shares,), (holder, 60_000, SHARDS, says))
+    found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
+    assert found["sources"].severity is Severity.BAD and "USHER_TICKET_STREAM" in found["sources"].do
+    assert "until nothing is pending" in found["source before"].do

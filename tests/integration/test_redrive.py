@@ -386,3 +386,18 @@ def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(wor
     world.link.call("RENAME", "aside{ticket_stream}", name) if world.link.call("EXISTS", "aside{ticket_stream}") else None
     assert world.pending()[b"halted"] == [b"1-1"]
     assert world.pending()[b.name] == [b"8-1", b"9-1"]
+
+
+# ---- gathered messages -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_gathered_message_that_is_redriven_keeps_its_header_by_which_sinks_know_it(world: World, letters: DeadLetters) -> None:
+    leader, a = world.elect(), world.join("a")
+    entry_id = world.add(b"1-1", "usher_from", "7-1 2 s", "usher_ticket", "s/T", "ticket_id", "T")
+    leader.fetch(10)
+    leader.hand_over(plan(a, {b"s/T": [entry_id]}))
+    assert a.steps.dead_letter(Letter(b"s/T", entry_id, "gave_up", "", 1, 1, 2)) is Buried.OK
+    [(letter_id, _)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
+    letters.redrive([letter_id])
+    [*_, (_, fields)] = world.link.call("XRANGE", world.keys.stream, "-", "+")
+    assert fields == [b"usher_from", b"7-1 2 s", b"usher_ticket", b"s/T", b"ticket_id", b"T"], "no uid of the work stream"

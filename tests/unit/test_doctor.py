@@ -13,9 +13,10 @@ import pytest
 
 from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Rights, Severity, StreamFacts
 from common.doctor.findings import examine, promise, worst
-from common.doctor.rights import needed
+from common.doctor.rights import needed, needed_of_sources
 from common.doctor.versions import Version, known_holes, version_of
 from common.keys import Keys
+from common.sources import Sources
 
 OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
 NOW_MS = 1_800_000_000_000
@@ -304,7 +305,9 @@ def test_known_holes_by_number(product: str, number: tuple[int, int, int], holes
 
 
 def test_every_command_of_every_script_is_among_the_rights() -> None:
-    asked = {str(word) for command in needed(Keys("s", "g")) for word in (command[0], " ".join(map(str, command[:2])))}
+    keys = Keys("s", "g")
+    commands = [*needed(keys), *needed_of_sources(keys, Sources.parse("a,b:*"))]
+    asked = {str(word) for command in commands for word in (command[0], " ".join(map(str, command[:2])))}
     folder = Path(str(resources.files("common") / "lua"))
     used = set()
     for file in folder.rglob("*.lua"):

@@ -72,6 +72,16 @@ def kill_leader(cluster: Cluster) -> None:
         cluster.fault("kill_leader", t, t, name, "service", bound_s=cluster.shape.leader_lease_s + SLACK_S)
 
 
+def kill_standby(cluster: Cluster) -> None:
+    """kill -9 of the working process of a master that does not lead: what it gathered others must gather when its share has ended."""
+    leader = find_leader(cluster)
+    name = next((name for name in cluster.master_names if name != leader and cluster.program(name).worker), "")
+    if leader and name:
+        t = now_ns()
+        cluster.restarter.kill(cluster.program(name).worker, cluster.program(name).who)
+        cluster.fault("kill_standby", t, t, name, "service", bound_s=cluster.shape.leader_lease_s + SLACK_S)
+
+
 def pause_leader(cluster: Cluster, seconds: float) -> None:
     """SIGSTOP of the leader for longer than its lease."""
     name = find_leader(cluster)

@@ -88,9 +88,9 @@ class Cluster:
         self.proxies = stack.enter_context(Proxies(random.Random(self._seed + 1)))
         self.producer = Producer(self.redis.port, self.history, self._load, self._seed)
         stack.callback(self.producer.stop)
-        self.tail = Tail(self.redis.port, self.history)
+        self.tail = Tail(self.redis.port, self.history, self._load)
         stack.callback(self.tail.finish)
-        self.state = State(self.redis.port)
+        self.state = State(self.redis.port, self._load.sources and self._load.streams)
         stack.callback(self.state.close)
         self.restarter = Restarter(ROOT, self.history)
         stack.callback(self._kill_programs)
@@ -134,7 +134,7 @@ class Cluster:
         return self._handler_environ(name) | {
             "USHER_REDIS_URL": self._redis_url(name),
             "USHER_STATE_DIR": str(self.folder / ("state" if shape.shared_state else f"state-{name}")),
-            "USHER_TICKET_STREAM": STREAM,
+            "USHER_TICKET_STREAM": f"{STREAM}:*" if self._load.sources else STREAM,
             "USHER_GROUP": GROUP,
             "USHER_LEASE_SECONDS": str(shape.lease_s),
             "USHER_LOG_FORMAT": "json",

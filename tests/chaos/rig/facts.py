@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,20 @@ from tests.chaos.rig.wire import Refused, Unknown, Wire, mapping
 
 GROUP = "chaos_group"
 PREFIX = "{" + STREAM + "}:" + GROUP + ":"
+#: What several streams are gathered into, and what its keys begin with.
+WORK_STREAM = "usher:{" + GROUP + "}"
+WORK_PREFIX = f"{WORK_STREAM}:{GROUP}:"
 #: Keys that stay, whatever happened.
-_STATIC = frozenset(PREFIX + name for name in ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed"))
+_STATIC = ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed", "shares", "gathered")
 
 
 class State:
-    """Looks at the ticket stream from outside, over a connection of its own; used by one thread."""
+    """Looks at the ticket stream from outside, over a connection of its own; used by one thread. ``sources``: streams that are gathered."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, sources: Sequence[str] = ()) -> None:
         self._wire = Wire(port)
+        self._sources = sources or ()
+        self.stream, self._prefix = (WORK_STREAM, WORK_PREFIX) if sources else (STREAM, PREFIX)
 
     def close(self) -> None:
         self._wire.close()
@@ -41,14 +46,17 @@ class State:
 
     def lag(self) -> int:
         """Entries that the group has not read."""
-        facts = self._group()
-        if facts is None:
-            return -1
-        return len(self.call("XRANGE", STREAM, b"(" + facts[b"last-delivered-id"], "+"))
+        found = 0
+        for stream in (self.stream, *self._sources):
+            facts = self._group(stream)
+            if facts is None and stream == self.stream:
+                return -1
+            found += len(self.call("XRANGE", stream, b"(" + facts[b"last-delivered-id"] if facts else "-", "+"))
+        return found
 
-    def _group(self) -> dict[bytes, Any] | None:
+    def _group(self, stream: str = "") -> dict[bytes, Any] | None:
         with contextlib.suppress(Refused, Unknown):
-            for group in map(mapping, self.call("XINFO", "GROUPS", STREAM)):
+            for group in map(mapping, self.call("XINFO", "GROUPS", stream or self.stream)):
                 if group[b"name"] == GROUP.encode():
                     return group
         return None
@@ -61,36 +69,36 @@ class State:
     def pending_by_name(self) -> dict[str, int]:
         """Entries pending for each name of the group."""
         with contextlib.suppress(Refused, Unknown):
-            rows = map(mapping, self.call("XINFO", "CONSUMERS", STREAM, GROUP))
+            rows = map(mapping, self.call("XINFO", "CONSUMERS", self.stream, GROUP))
             return {row[b"name"].decode(): int(row[b"pending"]) for row in rows}
         return {}
 
     def leader_url(self) -> str:
         """Where the leader says that it is reached; "" when nobody leads."""
         with contextlib.suppress(Refused, Unknown):
-            held = self.call("GET", PREFIX + "leader")
+            held = self.call("GET", self._prefix + "leader")
             return held.decode().rpartition(" ")[2] if held else ""
         return ""
 
     def living(self) -> list[str]:
         """Incarnations that are registered and have a lease."""
         found = []
-        for name, stored in mapping(self.call("HGETALL", PREFIX + "consumers")).items():
+        for name, stored in mapping(self.call("HGETALL", self._prefix + "consumers")).items():
             incarnation = f"{name.decode()}:{stored.decode().split(' ', 1)[0]}"
-            if self.call("EXISTS", f"{PREFIX}lease:{incarnation}"):
+            if self.call("EXISTS", f"{self._prefix}lease:{incarnation}"):
                 found.append(incarnation)
         return found
 
     def leftovers(self) -> dict[str, Any]:
         """For the record ``final``."""
         live = self.living()
-        kept = _STATIC | {f"{PREFIX}{kind}:{name}" for kind in ("lease", "inbox") for name in live}
-        rows = map(mapping, self.call("XINFO", "CONSUMERS", STREAM, GROUP))
+        kept = {self._prefix + name for name in _STATIC} | {f"{self._prefix}{kind}:{name}" for kind in ("lease", "inbox") for name in live}
+        rows = map(mapping, self.call("XINFO", "CONSUMERS", self.stream, GROUP))
         return {
             "pel": self.pending(),
             "lag": self.lag(),
-            "tickets": int(self.call("HLEN", PREFIX + "tickets")),
-            "attempts": int(self.call("HLEN", PREFIX + "attempts")),
+            "tickets": int(self.call("HLEN", self._prefix + "tickets")),
+            "attempts": int(self.call("HLEN", self._prefix + "attempts")),
             "members": [row[b"name"].decode() for row in rows],
             "live": live,
             "keys": sorted(set(self._keys()) - kept),
@@ -99,7 +107,7 @@ class State:
     def _keys(self) -> Iterable[str]:
         cursor = b"0"
         while True:
-            cursor, found = self.call("SCAN", cursor, "MATCH", PREFIX.replace("[", "\\[") + "*", "COUNT", 1000)
+            cursor, found = self.call("SCAN", cursor, "MATCH", self._prefix.replace("[", "\\[") + "*", "COUNT", 1000)
             yield from (key.decode() for key in found)
             if cursor == b"0":
                 return
@@ -107,12 +115,15 @@ class State:
     def dead_letters(self) -> list[dict[str, Any]]:
         """All dead letters: uid (the stream id if the message had none), id, attempts, reason."""
         letters = []
-        for _, flat in self.call("XRANGE", PREFIX + "dead", "-", "+"):
+        for _, flat in self.call("XRANGE", self._prefix + "dead", "-", "+"):
             fields: dict[bytes, bytes] = {}
             for at in range(0, len(flat), 2):
                 fields.setdefault(flat[at], flat[at + 1])
             mid = fields[b"usher-id"].decode()
             uid = fields.get(b"uid")
+            if self._sources and uid is not None and b"usher_from" in fields:  # as producer and handler tell it
+                mid, _, source = fields[b"usher_from"].decode().split(" ", 2)
+                uid = f"{source}/".encode() + uid
             letters.append(
                 {
                     "mid": mid,
@@ -142,6 +153,7 @@ _ACTIONS = {
     "messages_rejected": "rejected",
     "group_lost": "group_lost",
     "registered": "incarnations",
+    "shards_held": "shares_changed",
     "parked_limit": "parked_limit",
     "tickets_not_given_back": "not_given_back",
     "drain_cut_short": "drains_cut_short",

@@ -68,10 +68,12 @@ def handle(message: Any) -> None:
     """One execution."""
     world = _World.get()
     fields = message.fields
-    ticket, uid, tok = message.ticket_id, message.uid, message.fence
+    # System A knows one stream only; of several, the history has the source's own ids, which no step of Usher has made.
+    ticket, uid, tok = getattr(message, "scoped_ticket_id", message.ticket_id), message.uid, message.fence
+    mid = getattr(message, "source_id", message.id)
     x = f"{world.who}-{next(world.serials)}"
     world.sink.ask("open", ticket=ticket, tok=tok)  # a refusal is found out at the commit
-    world.history.write("start", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, mid=message.id, attempt=message.attempt, t=now_ns())
+    world.history.write("start", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, mid=mid, attempt=message.attempt, t=now_ns())
     if message.attempt <= int(fields.get("abort", 0)):
         os.kill(os.getpid(), signal.SIGKILL)  # as a segmentation fault would, without a core file
     time.sleep(int(fields.get("hang_ms", 0)) / 1000)

@@ -33,6 +33,15 @@ class Load:
     fail_after: float = 0.0
     poison: float = 0.0
     abort: float = 0.0
+    sources: int = 0  # so many ticket streams, which Usher gathers; 0: one
+
+    @property
+    def streams(self) -> list[str]:
+        return [f"{STREAM}:{number}" for number in range(self.sources)] or [STREAM]
+
+    def told(self, stream: str, name: str) -> str:
+        """A ticket or a uid as the history has it: producers of different streams do not know of each other's."""
+        return f"{stream}/{name}" if self.sources else name
 
 
 class Producer:
@@ -111,10 +120,14 @@ class Producer:
 
     def _add(self, uid: str, ticket: str, expect: str, fields: Mapping[str, str]) -> None:
         flat = [part for pair in fields.items() for part in pair]
+        streams = self.load.streams
+        stream = streams[int(uid[1:]) * 7919 % len(streams)]
+        sent_uid, sent_ticket = uid, ticket
+        uid, ticket = self.load.told(stream, uid), self.load.told(stream, ticket)
         t0 = now_ns()
         with self._lock:
             try:
-                mid = self._wire.call("XADD", STREAM, "*", "ticket_id", ticket, "uid", uid, *flat)
+                mid = self._wire.call("XADD", stream, "*", "ticket_id", sent_ticket, "uid", sent_uid, *flat)
                 self.mids[mid.decode()] = uid
                 answer = "ok"
             except Refused:
@@ -128,13 +141,14 @@ class Producer:
 
 
 class Tail:
-    """Notes every entry of the stream, by a plain XREAD."""
+    """Notes every entry of the streams, by a plain XREAD."""
 
-    def __init__(self, port: int, history: HistoryWriter) -> None:
+    def __init__(self, port: int, history: HistoryWriter, load: Load) -> None:
         self._wire = Wire(port)
         self._history = history
-        self._last = b"0-0"
-        self._seen: set[bytes] = set()
+        self._load = load
+        self._last = dict.fromkeys(load.streams, b"0-0")
+        self._seen: set[tuple[str, bytes]] = set()
         self.uids: dict[str, str] = {}  # by stream id
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tail", daemon=True)
@@ -147,7 +161,7 @@ class Tail:
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(10)
-        self._last = b"0-0"
+        self._last = dict.fromkeys(self._last, b"0-0")
         with contextlib.suppress(Refused, Unknown):
             while self._read(None):
                 pass
@@ -162,20 +176,23 @@ class Tail:
 
     def _read(self, block_ms: int | None) -> bool:
         block = () if block_ms is None else ("BLOCK", block_ms)
-        reply = self._wire.call("XREAD", "COUNT", 1000, *block, "STREAMS", STREAM, self._last, block_s=None if block_ms is None else 3.0)
-        for entry_id, flat in reply[0][1] if reply else ():
-            self._last = entry_id
-            if entry_id not in self._seen:
-                self._seen.add(entry_id)
-                self._note(entry_id, flat)
+        places = (*self._last, *self._last.values())
+        reply = self._wire.call("XREAD", "COUNT", 1000, *block, "STREAMS", *places, block_s=None if block_ms is None else 3.0)
+        for key, entries in reply or ():
+            stream = key.decode()
+            for entry_id, flat in entries:
+                self._last[stream] = entry_id
+                if (stream, entry_id) not in self._seen:
+                    self._seen.add((stream, entry_id))
+                    self._note(stream, entry_id, flat)
         return bool(reply)
 
-    def _note(self, entry_id: bytes, flat: list[bytes]) -> None:
+    def _note(self, stream: str, entry_id: bytes, flat: list[bytes]) -> None:
         mid = entry_id.decode()
         uid = _first(flat, _UID)
-        ticket = _first(flat, _TICKET) or b""
-        self.uids[mid] = mid if uid is None else uid.decode(errors="replace")
-        self._history.write("stream", mid=mid, uid=self.uids[mid], ticket=ticket[:300].decode(errors="replace"), t=now_ns())
+        ticket = (_first(flat, _TICKET) or b"")[:300].decode(errors="replace")
+        self.uids[mid] = mid if uid is None else self._load.told(stream, uid.decode(errors="replace"))
+        self._history.write("stream", mid=mid, uid=self.uids[mid], ticket=self._load.told(stream, ticket), t=now_ns())
 
 
 def _first(flat: list[bytes], name: bytes) -> bytes | None:

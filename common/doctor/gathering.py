@@ -1,0 +1,49 @@
+"""Judging the gathering of several ticket streams: does somebody do it, do all do the same, which sources are not taken in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from common.doctor.facts import Facts, Finding, Severity
+
+_SHOWN = 5
+_MEANS: Mapping[str, tuple[str, str]] = {
+    "not_a_stream": ("what is under this name is no stream", "move that key away, or take the name out of USHER_TICKET_STREAM"),
+    "ahead": (
+        "its group is beyond its last id, so nothing of it will ever come",
+        "XGROUP SETID it back to the last id that was gathered (HGET <work stream>:<group>:gathered <source>)",
+    ),
+    "before": (
+        "its group has pending entries of the time when it was a ticket stream of its own; they must be done first",
+        "run a master and a consumer with USHER_TICKET_STREAM set to it alone until nothing is pending",
+    ),
+    "refused": ("Redis does not let its entries be moved", "allow the command that its words name to this user"),
+}
+
+
+def judge_gathering(facts: Facts) -> Iterator[Finding]:
+    """Nothing when there is one ticket stream."""
+    seen = facts.gathering
+    if seen is None:
+        return
+    lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
+    told = f"{seen['sources']:,} streams, {lag} entries not gathered yet, {len(seen['masters'])} masters gather"
+    if not seen["masters"]:
+        yield Finding("sources", Severity.WARN, told, "nothing is gathered: no master runs", "start `usher master` with this USHER_TICKET_STREAM")
+    elif len({master["setting"] for master in seen["masters"]}) > 1:
+        means = "masters of one group disagree on what to gather: streams that only some of them know wait where others have their shard"
+        yield Finding("sources", Severity.BAD, told, means, "give all masters the same USHER_TICKET_STREAM, or another USHER_GROUP")
+    else:
+        yield Finding("sources", Severity.OK, told, "they are gathered into the work stream")
+    yield from _troubles(seen["troubles"])
+
+
+def _troubles(troubles: Mapping[str, Any]) -> Iterator[Finding]:
+    by_kind: dict[str, list[str]] = {}
+    for source, why in troubles.items():
+        by_kind.setdefault(str(why).partition(":")[0], []).append(f"{source}: {why}" if ":" in str(why) else source)
+    for kind, sources in by_kind.items():
+        means, do = _MEANS.get(kind, ("they are not gathered", "look at the masters' logs"))
+        shown = ", ".join(sources[:_SHOWN]) + (f" and {len(sources) - _SHOWN:,} more" if len(sources) > _SHOWN else "")
+        yield Finding(f"source {kind}", Severity.BAD, shown, means, do)

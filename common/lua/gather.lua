@@ -1,0 +1,189 @@
+-- gather: move what is new in source streams, in order, to the end of the work stream; each entry exactly once.
+-- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources
+-- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the work stream that its
+--       group has not been given, 7 most entries of one source, then the shard of each source
+-- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome, number of entries moved, what to tell}. Outcomes:
+--          OVER (nothing is left), MORE (something may be left), FULL (not looked at: the work stream is full), NOT_MINE (another holder has its
+--          shard), GONE (there is no such stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was
+--          gathered), AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). What to tell: "made <id>" when the group was
+--          not there and was made to go on behind that id, "cut <n>" when n entries had too many fields and became dead letters, or "".
+-- Why Lua: an entry must be in the work stream exactly if the source's group is past it, whatever happens to us.
+--          XREADGROUP NOACK moves the group, XADD follows. What could refuse XADD is found before anything moves: memory (HSETNX needs some), a
+--          key of another type, an id that is not the highest. Should it be refused all the same, the group is set back to just below what was
+--          not added. A lost reply costs nothing: what was moved is not new any more.
+--          The id's second part is a number that only grows, by one with each entry: so it is known at once how many are undelivered.
+-- Memory: refused when full
+--- @include bury
+--- @include is_above
+local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])
+-- Redis stands still meanwhile: a call ends with about ENOUGH bytes. More values than MOST_VALUES do not fit on Lua's stack.
+local ENOUGH, MOST_VALUES, OURS = 8 * 1024 * 1024, 7000, {usher_from = true, usher_ticket = true}
+redis.call('HSETNX', KEYS[3], '', '')
+redis.call('XLEN', KEYS[4])
+redis.call('HLEN', KEYS[2])
+
+local function facts_of(reply)
+  local facts = {}
+  for at = 1, #reply, 2 do facts[reply[at]] = reply[at + 1] end
+  return facts
+end
+
+local function last_id(stream)
+  if redis.call('EXISTS', stream) == 0 then return '0-0' end
+  return facts_of(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
+end
+
+local function delivered(stream)
+  if redis.call('EXISTS', stream) == 0 then return nil end
+  for _, reply in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local facts = facts_of(reply)
+    if facts['name'] == group then return facts['last-delivered-id'] end
+  end
+end
+
+-- Where the work stream ends, and how much may be added.
+local last = last_id(work)
+local ms, seq = string.match(last, '^(%d+)'), tonumber(string.match(last, '(%d+)$'))
+local now = now_ms()
+if is_above(now .. '-0', ms .. '-0') then ms = now end
+if seq >= 9007199254740000 then ms, seq = string.format('%.0f', tonumber(ms) + 1), 0 end -- somebody else added that
+
+local given = delivered(work) or '0-0'
+
+local function undelivered()
+  local count = seq - tonumber(string.match(given, '(%d+)$'))
+  if count < most then return math.max(0, count) end
+  -- There may be less of it: trimmed, or the group was made again at 0-0.
+  local first = redis.call('XRANGE', work, '(' .. given, '+', 'COUNT', 1)[1]
+  return first and math.max(0, seq - tonumber(string.match(first[1], '(%d+)$')) + 1) or 0
+end
+local room, bytes, moved_in_all = most - undelivered(), 0, 0
+
+local function just_below(id)
+  local high, low = string.match(id, '^(%d+)-(%d+)$')
+  local function less_one(digits)
+    local head, digit, zeros = string.match(digits, '^(%d-)([1-9])(0*)$')
+    return (string.gsub(head .. (tonumber(digit) - 1) .. string.rep('9', #zeros), '^0+(%d)', '%1'))
+  end
+  if string.match(low, '[1-9]') then return high .. '-' .. less_one(low) end
+  return less_one(high) .. '-18446744073709551615'
+end
+
+-- The entry as it is in the work stream: our two fields first, and none of these names among the producer's. Its size in bytes.
+local function gathered(source, id, fields)
+  local ticket, size = nil, 0
+  for at = 1, #fields, 2 do
+    if not ticket and fields[at] == field then ticket = string.sub(fields[at + 1], 1, longest + 1) end
+    size = size + #fields[at] + #fields[at + 1]
+  end
+  local prefix = is_scoped and ticket and ticket ~= '' and source .. '/' or ''
+  local entry, n = {'usher_from', id .. ' ' .. #prefix .. ' ' .. source}, 2
+  if ticket then entry[3], entry[4], n = 'usher_ticket', prefix .. ticket, 4 end
+  for at = 1, #fields, 2 do
+    if not OURS[fields[at]] then
+      entry[n + 1], entry[n + 2] = fields[at], fields[at + 1]
+      n = n + 2
+    end
+  end
+  return entry, size
+end
+
+local function add(source, entries)
+  local cut = 0
+  for at, found in ipairs(entries) do
+    local entry, size = gathered(source, found[1], found[2])
+    local id = ms .. '-' .. string.format('%.0f', seq + 1)
+    local added
+    if #entry > MOST_VALUES then
+      added = {}
+      bury(KEYS[4], id, entry[3] == 'usher_ticket' and entry[4] or '', 'too_many_fields', '', '0', 'master', now, now, entry)
+      cut = cut + 1
+    else
+      added = redis.pcall('XADD', work, id, unpack(entry))
+    end
+    if type(added) == 'table' and added.err then
+      redis.call('XGROUP', 'SETID', source, group, just_below(found[1]))
+      if at > 1 then redis.call('HSET', KEYS[3], source, entries[at - 1][1]) end
+      return at - 1, cut, added.err
+    end
+    seq, bytes = seq + 1, bytes + size
+  end
+  redis.call('HSET', KEYS[3], source, entries[#entries][1])
+  return #entries, cut
+end
+
+-- The group is not there: the first time, or somebody destroyed it, or the stream was deleted and came back.
+local function make_group(source)
+  local start, moved = '0-0', redis.call('HGET', KEYS[3], source)
+  if moved and not is_above(moved, last_id(source)) then start = moved end
+  local made = redis.pcall('XGROUP', 'CREATE', source, group, start)
+  if type(made) == 'table' and made.err then return nil, made.err end
+  return start
+end
+
+local function refusal(words)
+  if string.find(words, 'WRONGTYPE', 1, true) then return 'NOT_A_STREAM' end
+  return 'REFUSED', words
+end
+
+-- Before the first entry is moved: what the group has pending was not given to us.
+local function is_of_before(source)
+  if redis.call('HEXISTS', KEYS[3], source) == 1 then return false end
+  local pending = redis.pcall('XPENDING', source, group)
+  return not pending.err and pending[1] > 0
+end
+
+local function take(source)
+  if is_of_before(source) then return 'BEFORE', 0, '' end
+  local moved, told = 0, ''
+  while true do
+    local each = moved_in_all > 0 and math.max(1, math.floor((ENOUGH - bytes) / math.max(1, 2 * bytes / moved_in_all))) or 8
+    local count = math.min(quantum - moved, room - moved_in_all, each)
+    if count <= 0 or bytes >= ENOUGH then return 'MORE', moved, told end
+    local found = redis.pcall('XREADGROUP', 'GROUP', group, 'gather', 'COUNT', count, 'NOACK', 'STREAMS', source, '>')
+    if type(found) == 'table' and found.err then
+      if not string.find(found.err, 'NOGROUP', 1, true) or told ~= '' then
+        local outcome, words = refusal(found.err)
+        return outcome, moved, words or ''
+      end
+      if redis.call('EXISTS', source) == 0 then
+        redis.call('HDEL', KEYS[3], source)
+        return 'GONE', 0, ''
+      end
+      local start, words = make_group(source)
+      if not start then return 'REFUSED', 0, words end
+      told = 'made ' .. start
+    elseif not found then
+      local at = moved == 0 and told == '' and delivered(source)
+      if at and is_above(at, last_id(source)) then return 'AHEAD', 0, at end
+      return 'OVER', moved, told
+    else
+      local entries = found[1][2]
+      local added, cut, words = add(source, entries)
+      moved, moved_in_all = moved + added, moved_in_all + added
+      if words then return 'REFUSED', moved, words end
+      if cut > 0 then told = 'cut ' .. cut end
+      if #entries < count then return 'OVER', moved, told end
+    end
+  end
+end
+
+local reply, held = {0, given}, {}
+for at = 5, #KEYS do
+  local shard = ARGV[at + 3]
+  if held[shard] == nil then held[shard] = redis.call('HGET', KEYS[2], 'shard ' .. shard) == holder end
+  local outcome, moved, told
+  if not held[shard] then
+    outcome, moved, told = 'NOT_MINE', 0, ''
+  elseif moved_in_all >= room then
+    outcome, moved, told, reply[1] = 'FULL', 0, '', 1
+  elseif bytes >= ENOUGH then
+    outcome, moved, told = 'MORE', 0, ''
+  else
+    outcome, moved, told = take(KEYS[at])
+  end
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3] = outcome, moved, told
+end
+return reply

@@ -1,0 +1,107 @@
+"""How the gathering goes, for pages, commands and programs: which master has how much of it, what is behind, and what a person must look at."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.sources import Sources, shard_of
+from common.streams import pairs
+
+#: Sources that are looked at, at most; and by one call.
+_MOST_LOOKED_AT, _PAGE = 5000, 100
+#: Entries of one source that are counted where Redis does not know their number.
+_MOST_COUNTED = 100
+_WORST = 5
+#: States that a person must look at. A listed stream that is not there yet is none of them.
+_BAD = frozenset({"not_a_stream", "ahead"})
+
+
+class _Look(NamedTuple):
+    source: bytes
+    state: str
+    lag: int
+    is_more: bool
+
+
+class SourcesReader:
+    """Reads the state of the sources of one work stream, over a link of the caller."""
+
+    def __init__(self, link: Link, keys: Keys, sources: Sources) -> None:
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._sources = sources
+
+    def overview(self) -> dict[str, Any]:
+        """Number of sources that were gathered from or are listed, what is not gathered yet (``lag``; of at most ``looked_at`` of them), the
+        worst, the masters, and troubles by source."""
+        masters, holders = self._masters()
+        names = self._names()
+        looks = [look for at in range(0, len(names), _PAGE) for look in self._look(names[at : at + _PAGE])]
+        worst = sorted((look for look in looks if look.lag), key=lambda look: -look.lag)[:_WORST]
+        troubles = {look.source.decode(errors="replace"): look.state for look in looks if look.state in _BAD}
+        for master in masters:
+            troubles |= {source: f"{outcome}: {words}" if words else outcome for source, outcome, words in master.pop("troubles")}
+        listed_alone = len(set(self._sources.names) - {look.source.decode(errors="replace") for look in looks})
+        return {
+            "sources": max(len(looks), self._link.call("HLEN", self._keys.gathered) - 1) + listed_alone,
+            "looked_at": len(looks),
+            "lag": sum(look.lag for look in looks),
+            "lag_is_exact": not any(look.is_more for look in looks) and len(looks) < _MOST_LOOKED_AT,
+            "worst": [self._row(look, holders) for look in worst],
+            "masters": masters,
+            "troubles": troubles,
+        }
+
+    def _names(self) -> list[bytes]:
+        names = [name.encode() for name in self._sources.names]
+        seen = dict.fromkeys(itertools.chain(names, self._gathered()))
+        return list(itertools.islice(seen, _MOST_LOOKED_AT))
+
+    def _gathered(self) -> Iterator[bytes]:
+        cursor, count = b"0", 0
+        while count < _MOST_LOOKED_AT:
+            cursor, flat = self._link.call("HSCAN", self._keys.gathered, cursor, "COUNT", 1000)
+            fields = [name for name in flat[::2] if name]  # "" is gather.lua's own
+            count += len(fields)
+            yield from fields
+            if cursor == b"0":
+                return
+
+    def _look(self, sources: Sequence[bytes]) -> Iterator[_Look]:
+        flat = self._scripts.run("look_at_sources", sources, (self._keys.group, _MOST_COUNTED))
+        for source, state, lag, more in zip(sources, flat[::3], flat[1::3], flat[2::3], strict=True):
+            yield _Look(source, state.decode(), lag, bool(more))
+
+    def _masters(self) -> tuple[list[dict[str, Any]], dict[int, str]]:
+        """The masters that take part, with the number of their shards; and who has which shard."""
+        stored = pairs(self._link.call("HGETALL", self._keys.shares))
+        holders = {int(field.split(b" ")[1]): value.decode() for field, value in stored.items() if field.startswith(b"shard ")}
+        count = Counter(holders.values())
+        masters, urls = [], {}
+        for field, value in sorted(stored.items()):
+            if field.startswith(b"master "):
+                holder = field.split(b" ")[1].decode()
+                says = orjson.loads(value.partition(b" ")[2])
+                urls[holder] = says["url"]
+                shown = {name: says[name] for name in ("url", "setting", "sources", "mode", "moved", "troubles")}
+                masters.append({**shown, "shards": count[holder]})
+        return masters, {shard: urls.get(holder, "") for shard, holder in holders.items()}
+
+    @staticmethod
+    def _row(look: _Look, holders: dict[int, str]) -> dict[str, Any]:
+        source = look.source
+        return {
+            "source": source.decode(errors="replace"),
+            "lag": look.lag,
+            "lag_is_exact": not look.is_more,
+            "master": holders.get(shard_of(source), ""),
+        }

@@ -1,0 +1,78 @@
+"""What tests of gathering share: sources, a work stream, and one holder of all shards, in an empty Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.keys import Keys
+from common.message import LONGEST_TICKET
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.sources import SHARDS, shards_of
+from common.streams import Entry, TicketStream
+from master.policy.rounds import Outcome, Told
+
+HOLDER = "m1"
+
+
+class Gathered:
+    """Sources of the group ``g``, gathered into ``keys.stream``."""
+
+    def __init__(self, link: Link, scope: str = "stream") -> None:
+        self.link = link
+        self.scripts = ScriptRunner(link)
+        self.keys = Keys("usher:{g}", "g")
+        self.stream = TicketStream(link, self.keys)
+        self._scope = scope
+        self.share()
+
+    def share(self, holder: str = HOLDER, lease_ms: int = 60_000) -> set[int]:
+        _, *shards = self.scripts.run("share", (self.keys.shares,), (holder, lease_ms, SHARDS, "{}"))
+        return set(map(int, shards))
+
+    def send(self, source: str, *ids: str, ticket: str = "42") -> list[bytes]:
+        return [self.link.call("XADD", source, one, "ticket_id", ticket, "body", f"{source} {one}") for one in ids or ("*",)]
+
+    def gather(
+        self, *sources: str, most: int = 1000, quantum: int = 1000, holder: str = HOLDER, link: Link | None = None, text: str = ""
+    ) -> list[Told]:
+        """One call. ``text``: a script to run instead of gather.lua."""
+        keys = self.keys
+        names = [name.encode() for name in sources]
+        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *names)
+        args = (keys.group, holder, "ticket_id", LONGEST_TICKET, self._scope, most, quantum, *shards_of(names))
+        if text:
+            _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args)
+        else:
+            _, _, *flat = (ScriptRunner(link) if link is not None else self.scripts).run("gather", script_keys, args)
+        return [Told(Outcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode()) for at in range(0, len(flat), 3)]
+
+    def entries(self) -> list[Entry]:
+        """The work stream."""
+        return [Entry(*entry) for entry in self.link.call("XRANGE", self.keys.stream, "-", "+")]
+
+    def moved(self, source: str) -> list[bytes]:
+        """Source ids of what was gathered from one source, in the order of the work stream."""
+        return self.all_moved().get(source, [])
+
+    def all_moved(self) -> dict[str, list[bytes]]:
+        """The same of every source."""
+        found: dict[str, list[bytes]] = {}
+        for entry in self.entries():
+            if entry.fields and entry.fields[0] == b"usher_from":
+                source_id, _, name = entry.fields[1].split(b" ", 2)
+                found.setdefault(name.decode(), []).append(source_id)
+        return found
+
+    def position(self, source: str) -> bytes:
+        """How far the group of a source is."""
+        return TicketStream(self.link, Keys(source, "g")).last_delivered()
+
+    def read(self, count: int = 1000) -> list[bytes]:
+        """The leader reads from the work stream; ids."""
+        found = self.link.call("XREADGROUP", "GROUP", "g", "master", "COUNT", count, "STREAMS", self.keys.stream, ">")
+        return [entry_id for entry_id, _ in found[0][1]] if found else []
+
+
+def outcomes(told: Sequence[Told]) -> list[tuple[str, int]]:
+    return [(one.outcome.value, one.moved) for one in told]

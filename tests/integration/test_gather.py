@@ -1,0 +1,146 @@
+"""gather.lua: entries of many streams come into the work stream, in order, each exactly once, whoever asks and however often."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.attempts import NEVER
+from common.clock import now_s
+from common.redis_client import Link
+from common.stream_id import rank
+from consumer.context import OwnLease, message_type
+from tests.integration.factories import TRICKY_IDS
+from tests.integration.gathered import Gathered, outcomes
+
+
+@pytest.fixture
+def world(link: Link) -> Gathered:
+    return Gathered(link)
+
+
+def test_entries_of_each_source_come_once_in_their_order_and_its_group_is_past_them(world: Gathered) -> None:
+    a, b = world.send("a", *(one.decode() for one in TRICKY_IDS)), world.send("b", "5-1", "5-2")
+    assert outcomes(world.gather("a", "b")) == [("OVER", len(a)), ("OVER", 2)]
+    assert (world.moved("a"), world.moved("b")) == (a, b)
+    assert (world.position("a"), world.position("b")) == (a[-1], b[-1])
+    assert world.link.call("XPENDING", "a", "g")[0] == 0
+    assert outcomes(world.gather("a", "b")) == [("OVER", 0), ("OVER", 0)], "a call whose reply was lost is made again"
+    assert len(world.entries()) == len(a) + 2
+
+
+def test_the_work_stream_has_whose_it_is_first_and_then_what_the_producer_sent(world: Gathered) -> None:
+    world.link.call("XADD", "orders", "7-1", "uid", "u", "ticket_id", "42", "uid", "v", "ticket_id", "43")
+    world.link.call("XADD", "orders", "7-2", "body", "no ticket")
+    world.link.call("XADD", "orders", "7-3", "ticket_id", "")
+    world.gather("orders")
+    with_ticket, without, empty = (entry.fields for entry in world.entries())
+    header = [b"usher_from", b"7-1 7 orders", b"usher_ticket", b"orders/42"]
+    assert with_ticket == [*header, b"uid", b"u", b"ticket_id", b"42", b"uid", b"v", b"ticket_id", b"43"]
+    assert without == [b"usher_from", b"7-2 0 orders", b"body", b"no ticket"]
+    assert empty == [b"usher_from", b"7-3 0 orders", b"usher_ticket", b"", b"ticket_id", b""], "it must be rejected as empty"
+
+
+def test_no_producer_can_name_another_ones_ticket(world: Gathered) -> None:
+    world.link.call("XADD", "evil", "1-1", "usher_ticket", "good/42", "usher_from", "1-1 5 good", "ticket_id", "1", "usher_ticket", "good/42")
+    world.link.call("XADD", "evil", "1-2", "usher_ticket", "good/42")
+    world.gather("evil")
+    assert [entry.fields for entry in world.entries()] == [
+        [b"usher_from", b"1-1 5 evil", b"usher_ticket", b"evil/1", b"ticket_id", b"1"],
+        [b"usher_from", b"1-2 0 evil"],
+    ]
+
+
+@pytest.mark.parametrize(("scope", "tickets"), [("stream", [b"a/42", b"b/42"]), ("group", [b"42", b"42"])])
+def test_the_same_ticket_id_in_two_sources_is_two_tickets_or_one_and_handlers_see_their_own(link: Link, scope: str, tickets: list[bytes]) -> None:
+    world = Gathered(link, scope)
+    link.call("XADD", "a", "1-1", "ticket_id", "42", "uid", "u")
+    link.call("XADD", "b", "1-1", "ticket_id", "42")
+    world.gather("a", "b")
+    made = message_type(world.keys.stream, is_gathered=True)
+    lease = OwnLease(10.0, now_s())
+    messages = [made(entry.fields[3], entry.id, 1, entry.fields, lease, NEVER) for entry in world.entries() if entry.fields]
+    assert [message.ticket for message in messages] == tickets
+    assert [message.scoped_ticket_id.encode() for message in messages] == tickets
+    assert [(message.ticket_id, message.source, message.source_id, message.uid) for message in messages] == [
+        ("42", "a", "1-1", "a/u"),
+        ("42", "b", "1-1", "b/1-1"),
+    ]
+    assert messages[0].fields == {"ticket_id": "42", "uid": "u"}
+
+
+def test_ids_count_the_entries_and_a_full_work_stream_takes_no_more(world: Gathered) -> None:
+    sent = [*world.send("a", *(f"{number}-1" for number in range(1, 16)))]
+    world.stream.create_group(b"0-0")
+    assert outcomes(world.gather("a", "b", most=10)) == [("MORE", 10), ("FULL", 0)]
+    assert [rank(entry.id) & 0xFFFF for entry in world.entries()] == list(range(1, 11))
+    assert outcomes(world.gather("a", most=10)) == [("FULL", 0)]
+    assert len(world.read(4)) == 4
+    assert outcomes(world.gather("a", most=10)) == [("MORE", 4)]
+    assert len(world.read()) == 10
+    assert outcomes(world.gather("a", most=10)) == [("OVER", 1)]
+    assert world.moved("a") == sent
+
+
+def test_the_work_stream_is_not_full_of_what_was_trimmed_or_lost_with_its_group(world: Gathered) -> None:
+    world.send("a", *(f"{number}-1" for number in range(1, 101)))
+    assert outcomes(world.gather("a", most=20, quantum=50)) == [("MORE", 20)], "also before any master led"
+    world.link.call("XTRIM", world.keys.stream, "MAXLEN", "=", 5)
+    assert outcomes(world.gather("a", most=20, quantum=50)) == [("MORE", 15)]
+    world.link.call("XTRIM", world.keys.stream, "MAXLEN", "=", 0)
+    world.stream.create_group(b"0-0")
+    assert outcomes(world.gather("a", most=20, quantum=50)) == [("MORE", 20)]
+    world.link.call("DEL", world.keys.stream)
+    assert outcomes(world.gather("a", most=20, quantum=50)) == [("MORE", 20)]
+    assert [rank(entry.id) & 0xFFFF for entry in world.entries()] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("theirs", ["99999999999999-0", "5000000000000-9007199254740992", "5000000000000-18446744073709551615"])
+def test_an_entry_that_somebody_added_to_the_work_stream_does_not_stop_it(world: Gathered, theirs: str) -> None:
+    world.link.call("XADD", world.keys.stream, theirs, "by", "hand")
+    sent = world.send("a", "1-1", "1-2", "1-3")
+    world.stream.create_group(b"0-0")
+    assert outcomes(world.gather("a", most=2)) == [("MORE", 2)]
+    assert len(world.read()) == 3
+    assert outcomes(world.gather("a", most=2)) == [("OVER", 1)]
+    assert world.moved("a") == sent
+    ids = [rank(entry.id) for entry in world.entries()]
+    assert ids == sorted(ids)
+
+
+def test_a_source_gets_no_more_than_its_quantum_and_what_is_behind_it_gets_as_much(world: Gathered) -> None:
+    world.send("a", *(f"{number}-1" for number in range(1, 101)))
+    world.send("b", "1-1")
+    assert outcomes(world.gather("a", "b", quantum=25)) == [("MORE", 25), ("OVER", 1)]
+    assert [entry.fields[1].endswith(b" b") for entry in world.entries() if entry.fields].index(True) == 25
+
+
+def test_large_entries_come_a_few_at_a_time_because_redis_stands_still_meanwhile(world: Gathered) -> None:
+    sent = [world.link.call("XADD", "a", f"{number}-1", "ticket_id", "T", "body", b"x" * 1_000_000) for number in range(1, 31)]
+    calls = []
+    while not calls or calls[-1] != ("OVER", 0):
+        calls += outcomes(world.gather("a"))
+        assert len(calls) < 20
+    assert max(moved for _, moved in calls) <= 17
+    assert world.moved("a") == sent
+
+
+def test_who_does_not_hold_the_shard_moves_nothing(world: Gathered) -> None:
+    world.send("a")
+    assert outcomes(world.gather("a", holder="m2")) == [("NOT_MINE", 0)]
+    assert world.entries() == []
+    assert world.link.call("XINFO", "GROUPS", "a") == []
+
+
+def test_an_entry_with_more_fields_than_fit_becomes_a_dead_letter_and_the_others_go_on(world: Gathered) -> None:
+    sent = world.send("a", "1-1")
+    world.link.call("XADD", "a", "2-1", "ticket_id", "T", *(part for number in range(4000) for part in (f"f{number}", "v")))
+    sent += world.send("a", "3-1")
+    [told] = world.gather("a")
+    assert (told.outcome.value, told.moved, told.words) == ("OVER", 3, "cut 1")
+    assert world.moved("a") == sent
+    [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
+    head = dict(zip(letter[::2], letter[1::2], strict=True))
+    assert (head[b"usher-reason"], head[b"usher-ticket"], head[b"usher_from"]) == (b"too_many_fields", b"a/T", b"2-1 2 a")
+    assert int(head[b"usher-fields-cut"]) > 0
+    [first, last] = world.entries()
+    assert head[b"usher-id"] not in (first.id, last.id), "no entry has its id"

@@ -1,0 +1,167 @@
+"""gather.lua when something is wrong: nothing lost, nothing twice, each trouble with its name, and the other sources go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import NotNow
+from common.redis_client import CommandRefused, Link
+from common.scripts import source
+from tests.integration.gathered import Gathered, outcomes
+
+
+@pytest.fixture
+def world(link: Link) -> Gathered:
+    return Gathered(link)
+
+
+def _state(world: Gathered, *sources: str) -> list[object]:
+    keys = world.keys
+    groups = world.link.pipeline([("XINFO", "GROUPS", name) for name in sources])
+    return [groups, world.entries(), world.link.call("HGETALL", keys.gathered), world.link.call("EXISTS", keys.dead)]
+
+
+def test_at_full_memory_nothing_moves_and_it_goes_on_when_there_is_room(world: Gathered, link: Link) -> None:
+    sent = world.send("a", "1-1", "1-2")
+    world.gather("a")
+    sent += world.send("a", "2-1")
+    before = _state(world, "a")
+    link.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(NotNow) as refused:
+            world.gather("a")
+        assert refused.value.kind == "OOM"
+        assert _state(world, "a") == before
+    finally:
+        link.call("CONFIG", "SET", "maxmemory", 0)
+    world.gather("a")
+    assert world.moved("a") == sent
+
+
+@pytest.mark.parametrize("spoilt", ["stream", "shares", "gathered", "dead"])
+def test_a_key_of_another_type_stops_it_before_anything_has_changed(world: Gathered, link: Link, spoilt: str) -> None:
+    world.send("a", "1-1")
+    link.call("XGROUP", "CREATE", "a", "g", "0")
+    key = getattr(world.keys, spoilt)
+    link.call("SET", key, "x")
+    with pytest.raises(CommandRefused, match="WRONGTYPE"):
+        world.gather("a")
+    assert world.position("a") == b"0-0"
+    link.call("DEL", key)
+    world.share()
+    world.gather("a")
+    assert world.moved("a") == [b"1-1"]
+
+
+def test_a_source_that_is_no_stream_is_told_and_the_others_go_on(world: Gathered, link: Link) -> None:
+    link.call("SET", "text", "x")
+    link.call("HSET", "hash", "f", "v")
+    world.send("a", "1-1")
+    assert outcomes(world.gather("text", "hash", "a")) == [("NOT_A_STREAM", 0), ("NOT_A_STREAM", 0), ("OVER", 1)]
+    link.call("DEL", "text")
+    sent = world.send("text", "1-1")
+    assert outcomes(world.gather("text")) == [("OVER", 1)]
+    assert world.moved("text") == sent
+
+
+@pytest.mark.parametrize("ids", [("1-1", "1-2"), ("9-1",), ("5-1", "5-2", "9-9")])
+def test_a_source_that_was_deleted_and_made_again_is_taken_in_from_its_beginning(world: Gathered, link: Link, ids: tuple[str, ...]) -> None:
+    before = world.send("a", "5-1", "5-2")
+    world.gather("a")
+    link.call("DEL", "a")
+    assert outcomes(world.gather("a")) == [("GONE", 0)]
+    after = world.send("a", *ids)
+    [told] = world.gather("a")
+    assert (told.moved, told.words) == (len(ids), "made 0-0")
+    assert world.moved("a") == before + after
+
+
+def test_a_source_that_was_deleted_and_made_again_unseen_with_lower_ids_is_taken_in_from_its_beginning(world: Gathered, link: Link) -> None:
+    world.send("a", "5-1", "5-2")
+    world.gather("a")
+    link.call("DEL", "a")
+    world.send("a", "1-1", "2-1")
+    assert world.gather("a")[0].words == "made 0-0"
+    assert world.moved("a") == [b"5-1", b"5-2", b"1-1", b"2-1"]
+
+
+def test_a_group_that_was_destroyed_goes_on_exactly_where_it_was(world: Gathered, link: Link) -> None:
+    sent = world.send("a", "5-1", "5-2")
+    world.gather("a")
+    sent += world.send("a", "6-1")
+    link.call("XGROUP", "DESTROY", "a", "g")
+    assert world.gather("a")[0].words == "made 5-2"
+    assert world.moved("a") == sent
+    link.call("XGROUP", "DESTROY", "a", "g")
+    assert outcomes(world.gather("a")) == [("OVER", 0)], "nothing twice, also when nothing is new"
+    assert world.position("a") == b"6-1"
+
+
+def test_a_group_beyond_the_last_id_of_its_stream_is_told_because_nothing_would_ever_come(world: Gathered, link: Link) -> None:
+    world.send("a", "5-1")
+    world.gather("a")
+    link.call("XGROUP", "SETID", "a", "g", "99-0")
+    world.send("a", "6-1")
+    [told] = world.gather("a")
+    assert (told.outcome.value, told.words) == ("AHEAD", "99-0")
+    link.call("XGROUP", "SETID", "a", "g", "5-1")
+    assert outcomes(world.gather("a")) == [("OVER", 1)]
+
+
+def test_an_entry_with_the_highest_possible_id_is_moved_and_its_stream_is_done(world: Gathered) -> None:
+    sent = world.send("a", "5-1", "18446744073709551615-18446744073709551615")
+    assert outcomes(world.gather("a")) == [("OVER", 2)]
+    assert outcomes(world.gather("a")) == [("OVER", 0)]
+    assert world.moved("a") == sent
+
+
+def test_what_is_pending_from_before_a_stream_was_gathered_must_be_done_first(world: Gathered, link: Link) -> None:
+    sent = world.send("a", "1-1", "1-2")
+    link.call("XGROUP", "CREATE", "a", "g", "0")
+    link.call("XREADGROUP", "GROUP", "g", "c:1", "COUNT", 1, "STREAMS", "a", ">")
+    assert outcomes(world.gather("a")) == [("BEFORE", 0)]
+    assert world.position("a") == b"1-1"
+    link.call("XACK", "a", "g", "1-1")
+    assert outcomes(world.gather("a")) == [("OVER", 1)]
+    assert world.moved("a") == sent[1:]
+
+
+def test_who_may_not_write_the_work_stream_loses_nothing(world: Gathered, link: Link) -> None:
+    sent = world.send("a", "5-0", "5-1")
+    link.call("ACL", "SETUSER", "limited", "on", ">x", "~*", "+@all", "-xadd")
+    limited = Link(link.url, "test:limited")
+    try:
+        limited.call("AUTH", "limited", "x")
+        with pytest.raises(CommandRefused):
+            [told] = world.gather("a", link=limited)
+            raise CommandRefused(told.words)
+        assert world.entries() == []
+        assert world.position("a") in (b"4-18446744073709551615", b"0-0")
+    finally:
+        limited.close()
+        link.call("ACL", "DELUSER", "limited")
+    world.gather("a")
+    assert world.moved("a") == sent
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 5])
+def test_whichever_add_fails_in_the_middle_what_was_not_added_is_still_new(world: Gathered, fails_at: int) -> None:
+    sent = world.send("a", "1000-0", "1000-1", "2000-0", "2000-1", "18446744073709551615-0")
+    text = source("gather")
+    failing = f"(seq + 1 == {fails_at} and function() return {{err = 'ERR made to fail'}} end or redis.pcall)"
+    broken = text.replace("redis.pcall('XADD', work", f"{failing}('XADD', work")
+    assert broken != text
+    [told] = world.gather("a", text=broken)
+    assert (told.outcome.value, told.moved, told.words) == ("REFUSED", fails_at - 1, "ERR made to fail")
+    assert world.moved("a") == sent[: fails_at - 1]
+    world.gather("a")
+    assert world.moved("a") == sent
+
+
+def test_a_work_stream_that_was_deleted_begins_anew_and_what_was_gathered_is_not_gathered_again(world: Gathered, link: Link) -> None:
+    world.send("a", "1-1")
+    world.gather("a")
+    link.call("DEL", world.keys.stream)
+    sent = world.send("a", "1-2")
+    assert outcomes(world.gather("a")) == [("OVER", 1)]
+    assert world.moved("a") == sent

@@ -1,0 +1,171 @@
+"""Whose turn it is among the sources."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.sources import SHARDS, shard_of
+from master.policy.rounds import Outcome, Rounds, Told, Turn
+
+ALL = frozenset(range(SHARDS))
+
+
+def told(outcome: Outcome, moved: int = 0) -> Told:
+    return Told(outcome, moved, "")
+
+
+def rounds(*sources: bytes, batch: int = 1000) -> Rounds:
+    made = Rounds(batch)
+    made.hold(ALL)
+    made.found(sources)
+    return made
+
+
+def taken(of: Rounds) -> Turn:
+    turn = of.take()
+    assert turn is not None
+    return turn
+
+
+def test_what_is_found_is_looked_at_once_and_then_nothing_waits() -> None:
+    of = rounds(b"a", b"b")
+    turn = taken(of)
+    assert turn.sources == (b"a", b"b") and turn.looks == {b"a", b"b"}
+    of.answered(turn, [told(Outcome.OVER)] * 2)
+    assert of.take() is None
+    assert of.found([b"a"]) == 0 and of.take() is None
+
+
+def test_a_flood_has_its_turn_behind_everybody_who_has_news() -> None:
+    names = [b"s%d" % number for number in range(200)]
+    of = rounds(b"flood")
+    of.answered(taken(of), [told(Outcome.MORE, 500)])
+    of.changed(names)
+    seen: list[bytes] = []
+    while b"flood" not in seen[1:]:
+        turn = taken(of)
+        seen += turn.sources
+        of.answered(turn, [told(Outcome.MORE if name == b"flood" else Outcome.OVER, 1) for name in turn.sources])
+    assert set(names) <= set(seen)
+
+
+def test_the_more_wait_the_less_each_gets_but_never_too_little() -> None:
+    def quantum(count: int) -> int:
+        of = rounds()
+        of.changed(b"s%d" % number for number in range(count))
+        return taken(of).quantum
+
+    assert [quantum(count) for count in (1, 10, 50, 1000)] == [500, 100, 20, 8]
+
+
+def test_who_found_the_work_stream_full_is_the_next_one() -> None:
+    of = rounds()
+    of.changed([b"a", b"b", b"c"])
+    turn = taken(of)
+    of.changed([b"d"])
+    of.answered(turn, [told(Outcome.MORE, 9), told(Outcome.FULL), told(Outcome.FULL)])
+    assert taken(of).sources == (b"b", b"c", b"d", b"a")
+
+
+def test_a_call_of_which_nobody_knows_is_made_again_first() -> None:
+    of = rounds()
+    of.changed([b"a", b"b"])
+    turn = taken(of)
+    of.changed([b"c", b"b"])
+    of.again(turn)
+    assert taken(of).sources == (b"a", b"c", b"b")
+
+
+def test_a_change_during_the_turn_is_not_forgotten() -> None:
+    of = rounds(b"a")
+    turn = taken(of)
+    of.changed([b"a"])
+    of.answered(turn, [told(Outcome.GONE)])
+    assert taken(of).sources == (b"a",), "it was made again while Redis said that it is gone"
+
+
+def test_a_stream_that_is_gone_is_forgotten_unless_it_is_listed() -> None:
+    of = rounds(b"a", b"b")
+    of.answered(taken(of), [told(Outcome.GONE)] * 2, frozenset([b"b"]))
+    assert of.known == 1
+    of.sweep()
+    assert taken(of).sources == (b"b",)
+
+
+def test_only_our_shards_have_turns_and_a_shard_that_comes_back_is_looked_at() -> None:
+    of = rounds(b"a", b"b")
+    of.answered(taken(of), [told(Outcome.OVER)] * 2)
+    assert shard_of(b"a") != shard_of(b"b")
+    of.hold(ALL - {shard_of(b"a")})
+    of.changed([b"a", b"b"])
+    turn = taken(of)
+    assert turn.sources == (b"b",) and of.mine == [b"b"]
+    of.answered(turn, [told(Outcome.OVER)])
+    of.hold(ALL)
+    assert taken(of).sources == (b"a",)
+
+
+def test_a_shard_that_was_lost_unnoticed_is_looked_at_when_it_is_ours_again() -> None:
+    of = rounds(b"a")
+    of.answered(taken(of), [told(Outcome.NOT_MINE)])
+    of.hold(ALL)
+    assert taken(of).sources == (b"a",)
+
+
+def test_troubles_are_told_by_source_until_they_are_over() -> None:
+    of = rounds(b"a", b"b")
+    of.answered(taken(of), [told(Outcome.NOT_A_STREAM), told(Outcome.OVER)])
+    assert of.troubles == {b"a": told(Outcome.NOT_A_STREAM)}
+    of.changed([b"a"])
+    of.answered(taken(of), [told(Outcome.OVER, 1)])
+    assert of.troubles == {}
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("changed"), st.sets(st.integers(0, 99), max_size=40)),
+            st.tuples(st.just("sweep"), st.just(frozenset())),
+            st.tuples(st.just("turn"), st.sets(st.integers(0, 99))),
+            st.tuples(st.just("again"), st.just(frozenset())),
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_happens_every_change_gets_a_turn_that_begins_after_it(steps: list[tuple[str, set[int]]]) -> None:
+    of = rounds()
+    open_changes: set[bytes] = set()
+    for kind, numbers in steps:
+        names = [b"s%d" % number for number in numbers]
+        if kind == "changed":
+            of.changed(names)
+            open_changes.update(names)
+        elif kind == "sweep":
+            of.sweep()
+        elif (turn := of.take()) is not None:
+            if kind == "again":
+                of.again(turn)
+                continue
+            assert len(set(turn.sources)) == len(turn.sources) <= 64
+            more = {name for name in turn.sources if name in names}
+            open_changes.difference_update(set(turn.sources) - more)
+            open_changes.update(more)
+            of.answered(turn, [told(Outcome.MORE if name in more else Outcome.OVER) for name in turn.sources])
+    while (turn := of.take()) is not None:
+        open_changes.difference_update(turn.sources)
+        of.answered(turn, [told(Outcome.OVER)] * len(turn.sources))
+    assert not open_changes
+
+
+def test_what_a_sweep_finds_is_told_unless_somebody_says_it_meanwhile() -> None:
+    of = rounds(b"a", b"b", b"c")
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 3) == [], "they were looked at for a reason"
+    of.sweep()
+    of.changed([b"c"])
+    turn = taken(of)
+    of.changed([b"b"])
+    assert of.answered(turn, [told(Outcome.OVER, 1)] * 3) == [b"a"]
+    of.answered(taken(of), [told(Outcome.OVER)])
+    of.look_at_all()
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 3) == []

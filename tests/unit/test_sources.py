@@ -1,0 +1,75 @@
+"""What USHER_TICKET_STREAM may name, and what follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.embedded import resolve_redis_url
+from common.errors import SettingsError, StartRefused
+from common.keys import Keys
+from common.settings import CommonSettings, load
+from common.sources import SHARDS, Sources, shard_of
+
+
+def test_one_plain_name_is_worked_on_as_it_is() -> None:
+    settings = CommonSettings(ticket_stream="orders", ticket_field="t")
+    assert (settings.sources, settings.work_stream, settings.work_ticket_field, settings.one_stream) == (None, "orders", "t", "orders")
+
+
+@pytest.mark.parametrize("several", ["orders,billing", "tickets:*", "tickets:?,orders", " orders , billing "])
+def test_several_are_gathered_into_a_stream_that_is_named_after_the_group(several: str) -> None:
+    settings = CommonSettings(ticket_stream=several, group="g")
+    assert settings.sources is not None
+    assert (settings.work_stream, settings.work_ticket_field) == ("usher:{g}", "usher_ticket")
+    assert not settings.sources.takes(settings.work_stream.encode())
+
+
+def test_where_only_one_stream_will_do_the_error_says_how_to_choose() -> None:
+    with pytest.raises(SettingsError, match=r"USHER_TICKET_STREAM names several .*--ticket-stream NAME"):
+        assert CommonSettings(ticket_stream="a,b").one_stream
+
+
+@pytest.mark.parametrize("wrong", ["a,,b", ",", "a,", "a,a", "a[bc]*", "x*\\", "*{a}{", "a}*", "{a*}b", "x" * 513 + ",a"])
+def test_what_cannot_be_a_stream_or_a_pattern_is_refused_with_the_name_of_the_setting(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="USHER_TICKET_STREAM"):
+        load(CommonSettings, {"USHER_TICKET_STREAM": wrong})
+
+
+def test_a_pattern_takes_no_stream_that_usher_keeps_for_itself() -> None:
+    sources = Sources.parse("*")
+    of_others, ours = Keys("orders", "g"), Keys(sources.work_stream("g"), "g")
+    for keys in (of_others, ours, Keys("orders{7}", "g.x")):
+        for own in (keys.dead, keys.changed, keys.runs, keys.inbox("c:1")):
+            assert not sources.takes(own.encode()), own
+    assert not sources.takes(ours.stream.encode())
+    assert not sources.takes(Sources.parse("a{t},b{t}").work_stream("g").encode())
+    assert sources.takes(b"orders") and sources.takes(b"orders{7}") and sources.takes(b"a:b:dead")
+
+
+def test_a_pattern_takes_what_redis_would_and_no_name_that_cannot_be_part_of_a_ticket_id() -> None:
+    sources = Sources.parse("t:?:*")
+    taken = (b"t:1:", b"t:1:x\ny", "t:1:\N{SNOWMAN}".encode())
+    assert all(map(sources.takes, taken))
+    assert not any(map(sources.takes, (b"t::x", b"T:1:x", b"xt:1:x", b"t:1:\xff", b"t:1:" + b"x" * 600)))
+
+
+def test_changes_are_asked_for_under_prefixes_that_do_not_overlap_because_redis_refuses_those() -> None:
+    assert Sources.parse("a,ab,b:*,b:c*,c").prefixes() == (b"a", b"b:", b"c")
+    assert Sources.parse("*,a").prefixes() == (b"",)
+
+
+def test_in_a_cluster_all_must_share_a_hash_tag_and_the_error_says_so() -> None:
+    url = "redis+cluster://127.0.0.1:1"
+    for apart in ("orders,billing", "orders{1},billing{2}", "tickets:*", "orders{1},billing"):
+        with pytest.raises(StartRefused, match="USHER_TICKET_STREAM.*hash tag"):
+            resolve_redis_url(CommonSettings(redis_url=url, ticket_stream=apart))
+    settings = CommonSettings(redis_url=url, ticket_stream="orders{1},tickets{1}:*", group="g")
+    assert settings.work_stream == "usher:g{1}"
+    assert resolve_redis_url(settings).startswith(url)
+
+
+def test_sources_are_spread_evenly_over_the_shards() -> None:
+    counts = [0] * SHARDS
+    for number in range(6400):
+        counts[shard_of(b"tenant:%d" % number)] += 1
+    assert min(counts) > 60 and max(counts) < 150
