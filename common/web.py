@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 from flask import Flask, Request, Response, current_app, request
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 from werkzeug.wrappers import Response as AnyResponse
@@ -21,8 +22,9 @@ from common.credentials import Role
 from common.errors import RedisTrouble
 from common.health import Health
 from common.log import event
+from common.openapi import tells
 from common.problem import Problem, answer, answer_problem
-from common.web_auth import Doorman, needed_role, needs
+from common.web_auth import Doorman, needed_role
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +72,27 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
     return app
 
 
+class _Healthy(TypedDict):
+    """With further facts about the program."""
+
+    status: Literal["ok"]
+
+
+class _Unwell(TypedDict):
+    """With further facts about the program."""
+
+    status: Literal["failing"]
+    reasons: list[str]
+
+
+class _Alive(TypedDict):
+    status: Literal["alive"]
+
+
 def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Mapping[str, Any]]) -> None:
     """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when anybody answers)."""
 
-    @needs(Role.ANYBODY)
+    @tells("Does it make progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
         status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
@@ -81,12 +100,22 @@ def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Map
 
     app.add_url_rule("/api/health", "health", tell)
     app.add_url_rule("/api/health/ready", "ready", tell)
-    app.add_url_rule("/api/health/live", "live", needs(Role.ANYBODY)(lambda: answer({"status": "alive"})))
+
+    @tells("Does anybody answer.", {200: _Alive}, role=Role.ANYBODY)
+    def live() -> Response:
+        return answer({"status": "alive"})
+
+    app.add_url_rule("/api/health/live", "live", live)
 
 
 def add_metrics(app: Flask, page: Callable[[], bytes]) -> None:
     """Add ``/metrics`` for Prometheus."""
-    app.add_url_rule("/metrics", "metrics", lambda: Response(page(), content_type="text/plain; version=0.0.4; charset=utf-8"))
+
+    @tells("Metrics, for Prometheus.", {200: "text/plain"})
+    def metrics() -> Response:
+        return Response(page(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.add_url_rule("/metrics", "metrics", metrics)
 
 
 def read_json(asked: Request, limit: int | None = None) -> object:

@@ -9,6 +9,7 @@ from typing import Any
 from flask import Flask, Response
 
 from common import web
+from common.openapi import add_document
 from common.web import Problem, answer_problem
 from common.web_auth import Doorman
 from master.web.api import REGISTER_BODY, routes
@@ -39,6 +40,7 @@ def create_app(
         app.register_blueprint(letter_routes(letters))
     if metrics is not None:
         web.add_metrics(app, metrics)
+    add_document(app, "Usher: a master")
     web.add_health(app, port.health, lambda: _role(port.leading()))
 
     @app.errorhandler(NameHeld)
