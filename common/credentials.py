@@ -88,6 +88,8 @@ class Identity:
 
 #: Whoever asks a service that has no tokens: on loopback only, or insisted on.
 NOBODY_ASKED = Identity(Role.ALL, "anybody")
+#: Whoever shows no token that is known.
+STRANGER = Identity(Role.ANYBODY, "anybody")
 
 
 class Credentials:

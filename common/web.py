@@ -25,6 +25,7 @@ from common.log import event
 from common.openapi import tells
 from common.problem import Problem, answer, answer_problem
 from common.web_auth import Doorman, needed_role
+from common.web_limits import RateLimits
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,12 @@ _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
 M = TypeVar("M", bound=BaseModel)
 
 
-def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = ()) -> Flask:
+def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = (), limits: RateLimits | None = None) -> Flask:
     """A Flask application that keeps the rules.
 
     ``doorman``: whom he lets in, see ``common.web_auth``. ``max_body``: bytes of a request's body, where a view does not say otherwise.
     ``hosts``: names and addresses that requests may be addressed to (421 otherwise); empty: any.
+    ``limits``: how often somebody may ask (429 beyond); None: without bounds.
     """
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
@@ -55,6 +57,9 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
     @app.before_request
     def keep_rules() -> AnyResponse | None:
         _check_host(request, allowed)
+        doorman.greet(request)
+        if limits is not None:
+            limits.count(app.view_functions.get(request.endpoint or ""))
         turned_away = doorman.check(request, needed_role(app, request.endpoint, request.method))
         _check_request(request)
         return turned_away

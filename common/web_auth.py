@@ -25,7 +25,7 @@ from flask import Flask, Request, current_app, g, redirect, request
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response as AnyResponse
 
-from common.credentials import NOBODY_ASKED, Credentials, Identity, Role, digest_of
+from common.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of
 from common.problem import Problem
 
 CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
@@ -96,20 +96,21 @@ class Doorman:
         """Be the doorman of ``app``."""
         app.extensions["usher_doorman"] = self
 
+    def greet(self, asked: Request) -> None:
+        """Find out who asks: sets ``g.identity``, ``g.who``, ``g.role`` and ``g.by_cookie``."""
+        g.identity, g.by_cookie = self._recognise(asked)
+        g.who, g.role = g.identity.name, g.identity.role
+
     def check(self, asked: Request, needed: Role) -> AnyResponse | None:
-        """Raise Problem 401 or 403 unless ``asked`` may come in; set ``g.who``, ``g.role``. A response: the way to the log-in page."""
-        identity, by_cookie = self._recognise(asked)
-        if identity is None:
-            if needed is not Role.ANYBODY:
-                return self._turn_away(asked)
-            identity = Identity(Role.ANYBODY, "anybody")
-        g.identity, g.who, g.role = identity, identity.name, identity.role
+        """Raise Problem 401 or 403 unless whoever was greeted may come in. A response: the way to the log-in page."""
+        if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
+            return self._turn_away(asked)
         if asked.method not in _SAFE and "HTTP_AUTHORIZATION" not in asked.environ:
             if _from_elsewhere(asked):
                 raise Problem(403, "cross_site", "this comes from a page of another site")
-            if by_cookie and not self._has_csrf_token(asked):
+            if g.by_cookie and not self._has_csrf_token(asked):
                 raise Problem(403, "csrf_token_missing", "reload the page: its token is missing or of an older session")
-        if not identity.role.may(needed):
+        if not g.role.may(needed):
             raise Problem(403, "role_missing", f"this asks for the role {needed.value}")
         return None
 
@@ -131,8 +132,8 @@ class Doorman:
         cookie = asked.cookies.get(self.cookie)
         return self._credentials.seal("csrf " + cookie) if cookie else ""
 
-    def _recognise(self, asked: Request) -> tuple[Identity | None, bool]:
-        """Who asks, None for a stranger; and whether a cookie says so. A header that is there and wrong is not made good by a cookie."""
+    def _recognise(self, asked: Request) -> tuple[Identity, bool]:
+        """Who asks, and whether a cookie says so. A header that is there and wrong is not made good by a cookie."""
         if not self._credentials.asked:
             return NOBODY_ASKED, False
         header: str | None = asked.environ.get("HTTP_AUTHORIZATION")
@@ -140,15 +141,18 @@ class Doorman:
             scheme, _, token = header.partition(" ")
             # WSGI gives headers as latin-1 whatever they were; tokens are UTF-8.
             text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
-            return self._credentials.find(text) if scheme.lower() == "bearer" else None, False
-        cookie = asked.cookies.get(self.cookie)
+            found = self._credentials.find(text) if scheme.lower() == "bearer" else None
+            return found or STRANGER, False
+        found = self._of_cookie(asked.cookies.get(self.cookie))
+        return found or STRANGER, found is not None
+
+    def _of_cookie(self, cookie: str | None) -> Identity | None:
         if not cookie:
-            return None, False
+            return None
         try:
-            seal = self._signer.loads(cookie, max_age=SESSION_S)
+            return self._credentials.find_sealed(self._signer.loads(cookie, max_age=SESSION_S))
         except BadData:
-            return None, False
-        return self._credentials.find_sealed(seal), True
+            return None
 
     def _turn_away(self, asked: Request) -> AnyResponse:
         """A browser that wants to see a page is shown the way in; everybody else gets 401."""

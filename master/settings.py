@@ -41,6 +41,13 @@ class MasterSettings(CommonSettings):
         description="Host names and addresses under which requests may come, comma separated. Empty: any where tokens are asked for, else those of "
         "this machine (on loopback).",
     )
+    requests_per_second: float = Field(2000, ge=1, le=10**6, description="Most HTTP requests of one token from one address; 429 beyond.")
+    registers_per_minute: float = Field(600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond.")
+    requests_in_flight: int = Field(256, ge=1, le=100_000, description="Most HTTP requests that are or wait to be answered; 503 beyond.")
+    connections: int = Field(1024, ge=16, le=100_000, description="Most HTTP connections open at a time, but for live subscriptions.")
+    connections_per_address: int = Field(
+        256, ge=1, le=100_000, description="Most of these from one address; more are closed. Not counted for loopback, where a proxy may be."
+    )
     followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")
 
 

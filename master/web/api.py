@@ -15,6 +15,7 @@ from common.registration import NAME, NO_LOCK, name_of
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
 from common.web_auth import must_be_for
 from common.web_fields import Fitting, PageLimit, StreamId
+from common.web_limits import rarely
 from master.web.documents import Consumers, Deregistered, Registered, Reported, Ticket, Tickets
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
 from master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
@@ -119,6 +120,7 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
         role=Role.CONSUMER,
         problems={409: "name_in_use: another start of that name lives; Retry-After", 410: "registration_over: this start has ended"},
     )
+    @rarely
     def register() -> Response:
         asked = _read_registration(health_hosts)
         must_be_for(asked.name)
