@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from flask import Flask
 
 from common import serving, serving_worker
@@ -67,9 +66,18 @@ def _answer(connection: socket.socket) -> bytes:
     return got.partition(b"\r\n")[0]
 
 
-@pytest.mark.parametrize("how", [{"connections": 3}, {"per_address": 3, "far": True}])
-def test_more_connections_than_allowed_are_closed_and_room_is_made_again(tmp_path: Path, how: dict[str, Any]) -> None:
-    with _running(tmp_path, **how) as running, contextlib.ExitStack() as stack:
+def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
+    with _running(tmp_path, connections=3) as running, contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(running.connect()) for _ in range(3)]
+        for one in waiting:
+            one.sendall(_ASK % b"/wait")
+        for _ in range(3):
+            with running.connect() as fourth:
+                assert _answer(fourth) == b""
+
+
+def test_more_connections_of_one_address_than_allowed_are_closed_and_room_is_made_again(tmp_path: Path) -> None:
+    with _running(tmp_path, per_address=3, far=True) as running, contextlib.ExitStack() as stack:
         three = [stack.enter_context(running.connect()) for _ in range(3)]
         assert [_answer(one) for one in three] == [b"HTTP/1.1 200 OK"] * 3
         with running.connect() as fourth:
