@@ -28,7 +28,7 @@ _PARAMETER = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
 _REFERENCES = "#/components/schemas/{model}"
 #: What any route may answer; of those with a body and those that ask for a token also the next ones.
 _ALWAYS = {400: "what was sent is no proper HTTP or JSON", 406: "answers are JSON", 421: "not a name of this service", 429: "too many; Retry-After"}
-_ALWAYS |= {431: "headers too large", 500: "a bug; the log has the request id", 503: "not now; Retry-After"}
+_ALWAYS |= {414: "path and query too long", 431: "headers too large", 500: "a bug; the log has the request id", 503: "not now; Retry-After"}
 _OF_BODIES = {408: "the body came too slowly", 411: "no length", 413: "too large", 415: "not JSON in UTF-8", 422: "fields that cannot be used"}
 _OF_TOKENS = {401: "no token, or one that nobody has", 403: "a token that is not for this"}
 
@@ -134,7 +134,7 @@ def _operation(operation: Operation, schemas: _Schemas, rule: Rule, role: Role, 
         "summary": operation.summary,
         "responses": dict(sorted(responses.items())),
     }
-    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in sorted(rule.arguments)]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _in_path(rule, name)} for name in sorted(rule.arguments)]
     if operation.query is not None:
         parameters += _query(operation.query)
     if parameters:
@@ -144,6 +144,11 @@ def _operation(operation: Operation, schemas: _Schemas, rule: Rule, role: Role, 
     told["security"] = [] if role is Role.ANYBODY else [{"token": []}]
     told["x-role"] = role.value
     return told
+
+
+def _in_path(rule: Rule, name: str) -> dict[str, Any]:
+    pattern = rule._converters[name].regex
+    return {"type": "string", "minLength": 1} | ({} if pattern.startswith("[^") or "\\S" in pattern else {"pattern": f"^{pattern}$"})
 
 
 def _query(model: type[BaseModel]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
+from werkzeug.routing import ValidationError as NoSuchPath
 from werkzeug.wrappers import Response as AnyResponse
 
 from common.credentials import Role
@@ -24,6 +25,7 @@ from common.health import Health
 from common.log import event
 from common.openapi import tells
 from common.problem import Problem, answer, answer_problem
+from common.stream_id import is_id
 from common.web_auth import Doorman, needed_role
 from common.web_limits import RateLimits
 
@@ -50,7 +52,7 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
     app.url_map.merge_slashes = False  # a ticket may be called "a//b"
-    app.url_map.converters["rest"] = _Rest
+    app.url_map.converters |= {"rest": _Rest, "stream_id": _StreamId}
     allowed = frozenset(host.lower() for host in hosts)
     doorman.attach(app)
 
@@ -228,6 +230,17 @@ class _Rest(BaseConverter):
 
     regex = r"[\s\S]+"
     part_isolating = False
+
+
+class _StreamId(BaseConverter):
+    """An id like 1526919030474-55; another path is another route, or 404."""
+
+    regex = r"[0-9]{1,20}-[0-9]{1,20}"
+
+    def to_python(self, value: str) -> str:
+        if not is_id(value):
+            raise NoSuchPath
+        return value
 
 
 def _check_host(asked: Request, hosts: frozenset[str]) -> None:

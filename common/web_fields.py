@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import core_schema
+
+from common.stream_id import is_id
 
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
@@ -38,6 +40,12 @@ def _only_digits(value: object) -> object:
     return value
 
 
-StreamId = Annotated[str, Fitting(re.compile(r"[0-9]{1,20}-[0-9]{1,20}"), "must be a stream id like 1526919030474-55")]
+def _stream_id(value: str) -> str:
+    if not is_id(value):
+        raise ValueError("must be a stream id like 1526919030474-55")
+    return value
+
+
+StreamId = Annotated[str, AfterValidator(_stream_id), WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
 #: The length of a page in a query. More than the largest page is the largest page.
 PageLimit = Annotated[int, BeforeValidator(_only_digits), Field(ge=1, le=10**9 - 1)]

@@ -14,7 +14,7 @@ from common.openapi import tells
 from common.registration import NAME, NO_LOCK, name_of
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
 from common.web_auth import must_be_for
-from common.web_fields import Fitting, PageLimit, StreamId
+from common.web_fields import Fitting, PageLimit
 from common.web_limits import rarely
 from master.web.documents import Consumers, Deregistered, Registered, Reported, Ticket, Tickets
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
@@ -35,7 +35,7 @@ _INCARNATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}")
 _MESSAGE_IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LOCK = re.compile(r"[A-Za-z0-9._:-]{1,200}")
-_CURSOR = re.compile(r"[A-Za-z0-9._:=-]{1,256}")
+_CURSOR = re.compile(r"[0-9]{0,19}")
 
 
 def _plain_url(value: str) -> str:
@@ -54,6 +54,8 @@ _HealthUrl = Annotated[
 _Uuid = Annotated[str, Fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")]
 _Lock = Annotated[str, Fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")]
 _Incarnation = Annotated[str, Fitting(_INCARNATION, "must look like name:17")]
+#: Not given to Redis, so its form is enough.
+_MessageId = Annotated[str, Fitting(re.compile(r"[0-9]{1,20}-[0-9]{1,20}"), "must be a stream id like 1526919030474-55")]
 _Cursor = Annotated[str, Fitting(_CURSOR, "must be one that an answer gave")]
 
 
@@ -81,7 +83,7 @@ class _ReportItem(BaseModel):
 
     ticket_id: str = Field(max_length=_LONGEST_TICKET_ID)
     fence: int = Field(ge=0, le=_LARGEST_FENCE)
-    message_ids: list[StreamId] = Field(min_length=1, max_length=MOST_MESSAGES)
+    message_ids: list[_MessageId] = Field(min_length=1, max_length=MOST_MESSAGES)
 
 
 class Report(BaseModel):
@@ -99,7 +101,7 @@ class Report(BaseModel):
 class _TicketsQuery(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    cursor: _Cursor = "0"
+    cursor: _Cursor = ""
     limit: PageLimit = _TICKETS_ON_A_PAGE
 
 
@@ -165,8 +167,8 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
     @api.get("/tickets")
     @tells("A page of tickets in processing.", {200: Tickets}, query=_TicketsQuery)
     def tickets() -> Response:
-        asked = read_model(_TicketsQuery, {name: value for name, value in request.args.items() if value or name != "cursor"})
-        return answer(port.tickets(asked.cursor, min(asked.limit, _MOST_TICKETS_ON_A_PAGE)))
+        asked = read_model(_TicketsQuery, request.args.to_dict())
+        return answer(port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE)))
 
     @api.get("/tickets/<rest:ticket_id>")
     @tells("One ticket in processing.", {200: Ticket}, problems=TICKET_PROBLEMS)

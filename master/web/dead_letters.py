@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from typing import Annotated, Any, Protocol
 
@@ -22,7 +21,6 @@ log = logging.getLogger(__name__)
 
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
-_STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _MOST_IDS = 500
 _LONGEST_TICKET_ID = 256
 
@@ -114,10 +112,10 @@ def letter_routes(letters: LetterPort) -> Blueprint:
         page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
         return answer({"dead_letters": [letter.row() for letter in page.letters], "cursor": _text(page.cursor)})
 
-    @api.get("/<letter_id>")
+    @api.get("/<stream_id:letter_id>")
     @tells("One dead letter, with traceback and fields.", {200: WholeLetter}, problems={404: "unknown_dead_letter"})
     def show(letter_id: str) -> Response:
-        found = letters.get(letter_id.encode()) if _STREAM_ID.fullmatch(letter_id) else None
+        found = letters.get(letter_id.encode())
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
         return answer(whole(*found))
