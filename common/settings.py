@@ -94,6 +94,9 @@ class CommonSettings(BaseModel):
     lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
     api_token: str = Field("", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none.")
     viewer_token: str = Field("", description="Bearer token with which one may look and nothing else, at masters and at consumers. Empty: none.")
+    tls_cert: Path | None = Field(None, description="Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP.")
+    tls_key: Path | None = Field(None, description="Its private key (PEM), if that is not in the same file.")
+    tls_ca: Path | None = Field(None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's.")
     insecure: bool = Field(False, description="Allow listening beyond loopback without any token.")
     dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
         "", max_length=2048, description="URL that is told of dead letters, with a POST of JSON every few seconds. Empty: none."

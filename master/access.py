@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from common.credentials import Credentials, Identity, Role, fixed_tokens
 from common.settings import is_loopback
+from common.web_auth import Doorman
+from common.web_limits import RateLimits
 from master.settings import MasterSettings
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class Admission(TypedDict):
+    """Arguments of ``master.web.app.create_app``."""
+
+    doorman: Doorman
+    hosts: tuple[str, ...]
+    health_hosts: str
+    limits: RateLimits
+
+
+def admission(settings: MasterSettings) -> Admission:
+    """Who may come in, under which names, and how often. Raises SettingsError."""
+    secure = bool(settings.tls_cert) or settings.advertise_url.startswith("https://")
+    return Admission(
+        doorman=Doorman(master_credentials(settings), secure=secure),
+        hosts=hosts_of(settings),
+        health_hosts=settings.health_hosts,
+        limits=RateLimits(settings.requests_per_second, settings.registers_per_minute),
+    )
 
 
 def master_credentials(settings: MasterSettings) -> Credentials:

@@ -15,9 +15,7 @@ from common.redis_client import Link
 from common.service import Service
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
-from common.web_auth import Doorman
-from common.web_limits import RateLimits
-from master.access import hosts_of, master_credentials
+from master.access import admission
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
@@ -83,17 +81,7 @@ class MasterProgram:
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
-        doorman = Doorman(master_credentials(settings), secure=settings.advertise_url.startswith("https://"))
-        rates = RateLimits(settings.requests_per_second, settings.registers_per_minute)
-        self.app = create_app(
-            port,
-            doorman=doorman,
-            health_hosts=settings.health_hosts,
-            hosts=hosts_of(settings),
-            limits=rates,
-            letters=self._letters,
-            metrics=metrics.page,
-        )
+        self.app = create_app(port, **admission(settings), letters=self._letters, metrics=metrics.page)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""

