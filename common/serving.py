@@ -32,6 +32,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _THREADS = 8
-_CONNECTIONS = 256
 #: At the end: seconds for requests that are being answered, and how much longer than ``stop`` the arbiter waits before it kills.
 _LAST_ANSWERS_S = 1
 _ARBITER_EXTRA_S = 3
@@ -73,7 +73,19 @@ class Served(Protocol):
         """Drain, and join the threads. Called once, on a thread of its own, while HTTP still answers; also after ``start`` has raised."""
 
 
-def serve(make: Callable[[], Served], bind: str, program: str, graceful_s: float = 20.0, setting: str = "USHER_BIND") -> None:
+@dataclass(frozen=True)
+class Bounds:
+    """Most connections open at a time, of these from one address (but for loopback, where a proxy may be), and requests that are or wait to
+    be answered. What is more is closed, or answered 503."""
+
+    connections: int = 256
+    per_address: int = 64
+    in_flight: int = 64
+
+
+def serve(
+    make: Callable[[], Served], bind: str, program: str, graceful_s: float = 20.0, setting: str = "USHER_BIND", bounds: Bounds = Bounds()
+) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
 
     ``make`` is called in the worker, after the fork, so that no thread and no connection is shared with the arbiter.
@@ -84,7 +96,7 @@ def serve(make: Callable[[], Served], bind: str, program: str, graceful_s: float
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    arbiter = _Arbiter(_Program(make, program, graceful_s, writer), listener)
+    arbiter = _Arbiter(_Program(make, program, graceful_s, writer, bounds), listener)
     try:
         arbiter.run()
     except SystemExit as ended:
@@ -156,11 +168,12 @@ def _told(reader: int) -> str:
 class _Program(BaseApplication):
     """The configuration, and the one ``Served`` of the worker process."""
 
-    def __init__(self, make: Callable[[], Served], program: str, graceful_s: float, refusals: int) -> None:
+    def __init__(self, make: Callable[[], Served], program: str, graceful_s: float, refusals: int, bounds: Bounds) -> None:
         self._make = make
         self._program = program
         self.graceful_s = graceful_s
         self._refusals = refusals
+        self.bounds = bounds
         self.served: Served | None = None
         self.signals_of_arbiter: Any = None
         super().__init__()
@@ -171,7 +184,8 @@ class _Program(BaseApplication):
             "workers": 1,
             "worker_class": HttpWorker,
             "threads": _THREADS,
-            "worker_connections": _CONNECTIONS,
+            # One more than are taken: gunicorn stops to accept at this many, and what waits then is neither served nor refused.
+            "worker_connections": self.bounds.connections + 1,
             "keepalive": 30,
             "timeout": 60,
             "graceful_timeout": math.ceil(self.graceful_s) + _ARBITER_EXTRA_S,

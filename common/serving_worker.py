@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import ipaddress
 import logging
 import os
 import secrets
@@ -13,6 +14,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from http import HTTPStatus
@@ -92,6 +94,9 @@ class HttpWorker(ThreadWorker):
         super().__init__(*args, **more)
         self._asked = False
         self._drain: _Drain | None = None
+        self._bounds: Any = self.app.bounds
+        self._addresses: Counter[str] = Counter()
+        self._in_flight = 0
         # Never closed: threads that answer late would wake the loop through numbers that belong to other files by then.
         self.method_queue.close = lambda: None
 
@@ -155,7 +160,13 @@ class HttpWorker(ThreadWorker):
 
     def enqueue_req(self, conn: Any) -> None:
         if conn.initialized or conn.data_ready:
+            if self._in_flight >= self._bounds.in_flight:
+                self._turn_away(conn)
+                return
+            self._in_flight += 1
             super().enqueue_req(conn)
+            return
+        if not self._takes(conn):
             return
         # A new connection waits in the poller for its first bytes. gunicorn lets a thread wait 5 s: eight silent ones stop the service.
         plain = conn.sock
@@ -164,6 +175,43 @@ class HttpWorker(ThreadWorker):
         conn.timeout = time.monotonic() + HEAD_S
         self.pending_conns.append(conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, functools.partial(self.on_pending_socket_readable, conn))
+
+    def finish_request(self, conn: Any, fs: Any) -> None:
+        self._in_flight -= 1
+        super().finish_request(conn, fs)
+
+    def _takes(self, conn: Any) -> bool:
+        """Count a new connection, for as long as it is open; or close it, when there are too many."""
+        address = str(conn.client[0])
+        counted = not _is_loopback(address)
+        if self.nr_conns > self._bounds.connections or (counted and self._addresses[address] >= self._bounds.per_address):
+            event(log, "connection_refused", level=logging.DEBUG, address=address)
+            self.nr_conns -= 1
+            conn.close()
+            return False
+        self._addresses[address] += counted
+
+        def close(graceful: bool = False) -> None:
+            self._addresses[address] -= counted
+            if not self._addresses[address]:
+                del self._addresses[address]
+            if not getattr(conn, "given_away", False):
+                type(conn).close(conn, graceful)
+
+        conn.close = close
+        return True
+
+    def _turn_away(self, conn: Any) -> None:
+        """Too much to do already: say so, on the loop, if it costs no wait."""
+        event(log, "too_many_requests_in_flight", level=logging.DEBUG)
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.recv(65_536)  # closing with unread input would reset the answer
+            conn.sock.send(_problem(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_requests_in_flight", secrets.token_hex(8), "Retry-After: 1\r\n"))
+        except OSError:
+            pass  # it sees its connection closed
+        self.nr_conns -= 1
+        conn.close()
 
     def handle(self, conn: Any) -> Any:
         conn.sock.deadline_s = time.monotonic() + HEAD_S
@@ -188,18 +236,30 @@ class HttpWorker(ThreadWorker):
         """Answer what never reached the program. Called in the ``except`` clause."""
         status = _status_of(exc)
         failed = status >= 500
-        facts = {"status": int(status), "problem": type(exc).__name__, "request_id": secrets.token_hex(8)}
+        facts: dict[str, Any] = {"status": int(status), "problem": type(exc).__name__, "request_id": secrets.token_hex(8)}
         event(log, "request_unreadable", level=logging.ERROR if failed else logging.DEBUG, exc_info=failed, **facts)
         title = "uri_too_long" if status == HTTPStatus.REQUEST_URI_TOO_LONG else status.phrase.lower().replace(" ", "_")
-        body = orjson.dumps({"type": "about:blank", "title": title, "status": int(status), "request_id": facts["request_id"]})
-        head = (
-            f"HTTP/1.1 {int(status)} {status.phrase}\r\nConnection: close\r\nContent-Type: application/problem+json\r\n"
-            f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
         try:
-            client.sendall(head.encode() + body)
+            client.sendall(_problem(status, title, facts["request_id"]))
         except OSError:
             pass  # nobody is there to read it
+
+
+def _problem(status: HTTPStatus, title: str, request_id: str, header: str = "") -> bytes:
+    """A whole answer that ends its connection."""
+    body = orjson.dumps({"type": "about:blank", "title": title, "status": int(status), "request_id": request_id})
+    head = (
+        f"HTTP/1.1 {int(status)} {status.phrase}\r\nConnection: close\r\nContent-Type: application/problem+json\r\n{header}"
+        f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _status_of(exc: BaseException) -> HTTPStatus:
@@ -219,7 +279,7 @@ def _status_of(exc: BaseException) -> HTTPStatus:
 def _give_away(conn: Any) -> None:
     """From here on the connection is its keeper's; gunicorn counts it as closed."""
     ours = conn.sock
-    conn.close = lambda graceful=False: None
+    conn.given_away = True
     ours.keeper(socket.socket(ours.family, ours.type, ours.proto, fileno=ours.detach()))
 
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 _SEQUENCE_BITS = 64
 ZERO = b"0-0"
+_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+_LARGEST = (1 << _SEQUENCE_BITS) - 1
+
+
+def is_id(text: str) -> bool:
+    """Whether Redis takes this for an id, also behind the ``(`` of a range: nothing comes after the very largest.
+
+    >>> is_id("5-10"), is_id("5"), is_id("18446744073709551616-0"), is_id("5-10\\n")
+    (True, False, False, False)
+    """
+    found = _ID.fullmatch(text)
+    return found is not None and int(found[1]) <= _LARGEST and int(found[2]) <= _LARGEST and text != f"{_LARGEST}-{_LARGEST}"
 
 
 def rank(stream_id: bytes) -> int:

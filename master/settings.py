@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from common.settings import Address, CommonSettings
@@ -33,7 +35,20 @@ class MasterSettings(CommonSettings):
     trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off the ticket stream. 0: never.")
     discover_seconds: float = Field(30.0, ge=0.5, le=86_400, description="How often streams that match a pattern are looked for by SCAN.")
     trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`).")
-    insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")
+    operator_token: str = Field("", description="Bearer token with which one may look and act, but not speak for consumers. Empty: none.")
+    tokens_file: Path | None = Field(None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change.")
+    hosts: str = Field(
+        "",
+        description="Host names and addresses under which requests may come, comma separated. Empty: any where tokens are asked for, else those of "
+        "this machine (on loopback).",
+    )
+    requests_per_second: float = Field(2000, ge=1, le=10**6, description="Most HTTP requests of one token from one address; 429 beyond.")
+    registers_per_minute: float = Field(600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond.")
+    requests_in_flight: int = Field(256, ge=1, le=100_000, description="Most HTTP requests that are or wait to be answered; 503 beyond.")
+    connections: int = Field(1024, ge=16, le=100_000, description="Most HTTP connections open at a time, but for live subscriptions.")
+    connections_per_address: int = Field(
+        256, ge=1, le=100_000, description="Most of these from one address; more are closed. Not counted for loopback, where a proxy may be."
+    )
     followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")
 
 

@@ -15,6 +15,7 @@ from common.redis_client import Link
 from common.service import Service
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
+from master.access import admission
 from master.audit_metrics import AuditMetrics
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
@@ -90,7 +91,7 @@ class MasterProgram:
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
-        self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts, letters=self._letters, metrics=metrics.page)
+        self.app = create_app(port, **admission(settings), letters=self._letters, metrics=metrics.page)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""

@@ -56,11 +56,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class Rights:
-    """What the user of the URL may do. ``missing``: commands it may not run that Usher needs."""
+    """What the user of the URL may do. ``missing``: commands it may not run that Usher needs. ``enough_for``: the programs that need none of
+    these, where not all can work under it."""
 
     user: str | None
     missing: tuple[str, ...] | None
     how: str = ""
+    enough_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

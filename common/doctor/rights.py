@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from common.acl import programs
 from common.doctor.facts import Rights
 from common.errors import NotNow
 from common.keys import MASTER, Keys, LogKeys
@@ -91,7 +92,7 @@ def find_rights(link: Link, keys: Keys, sources: Sources | None = None) -> Right
     if user is not None:
         answers = link.pipeline([("ACL", "DRYRUN", user, *command) for command in commands])
         if answers[0] == b"OK":  # TIME: it takes no key, so this says that we may ask
-            return Rights(user, _missing(commands, [_refusal(answer) for answer in answers]), "ACL DRYRUN")
+            return _found(keys, user, commands, [_refusal(answer) for answer in answers], "ACL DRYRUN")
     return _queued(link, keys, user, commands)
 
 
@@ -109,7 +110,18 @@ def _queued(link: Link, keys: Keys, user: str | None, commands: Sequence[Command
     for reply in replies:
         if isinstance(reply, NotNow):
             return Rights(user, None, f"not now: {reply}")
-    return Rights(user, _missing(commands, replies), "MULTI")
+    return _found(keys, user, commands, replies, "MULTI")
+
+
+def _found(keys: Keys, user: str | None, commands: Sequence[Command], replies: Sequence[object], how: str) -> Rights:
+    refused = [command for command, reply in zip(commands, replies, strict=True) if _is_refused(reply)]
+    kinds = [program for program in programs(keys.stream, keys.group) if program.name in ("master", "consumer")]
+    enough_for = tuple(program.name for program in kinds if not any(program.uses(command) for command in refused))
+    return Rights(user, _missing(commands, replies), how, enough_for if refused else ())
+
+
+def _is_refused(reply: object) -> bool:
+    return isinstance(reply, CommandRefused) and "NOPERM" in str(reply)
 
 
 def _tried(link: Link, keys: Keys, user: str | None, refusal: object) -> Rights:
@@ -133,7 +145,7 @@ def _missing(commands: Sequence[Command], replies: Sequence[object]) -> tuple[st
     """Names of the commands that were refused for lack of rights, each once; with the subcommand where there is one."""
     names: dict[str, None] = {}
     for command, reply in zip(commands, replies, strict=True):
-        if isinstance(reply, CommandRefused) and "NOPERM" in str(reply):
+        if _is_refused(reply):
             words = command[:2] if command[0] in ("XINFO", "XGROUP") else command[:1]
             names[" ".join(map(str, words))] = None
     return tuple(names)

@@ -149,6 +149,9 @@ def _rights(facts: Facts) -> Iterator[Finding]:
     if rights.missing is None:
         means = f"whether {who} may run all that Usher needs shows only at work"
         yield Finding("rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator")
+    elif rights.enough_for:
+        seen = f"{who} may run all that a {' or a '.join(rights.enough_for)} needs ({rights.how}), and not all that others need"
+        yield Finding("rights", OK, seen, f"a {' or a '.join(rights.enough_for)} can work under it; other programs have users of their own")
     elif rights.missing:
         few = ", ".join(rights.missing[:8]) + (f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else "")
         do = "allow them on the stream and on the keys that begin with its name in braces; inside a script the caller needs them too"

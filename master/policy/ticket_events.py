@@ -15,7 +15,7 @@ import orjson
 
 from common.message import as_mapping, first_value
 from common.run_log import decode
-from common.stream_id import ZERO
+from common.stream_id import ZERO, is_id
 
 #: The streams that events come from, in the order of their places in a position.
 SOURCES = ("entries", "runs", "dead")
@@ -43,7 +43,7 @@ def parse_position(text: str) -> list[bytes]:
     [b'5-1', b'7-0', b'0-0']
     """
     text = _BEGINNING if text == "0" else text
-    if not _POSITION.fullmatch(text):
+    if not _POSITION.fullmatch(text) or not all(map(is_id, text.split("_"))):
         raise ValueError("must be the id of an event, or 0 for all that is still there")
     return [part.encode() for part in text.split("_")]
 

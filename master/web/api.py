@@ -7,12 +7,18 @@ import uuid
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, request
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 
-from common.registration import NAME, NO_LOCK
+from common.credentials import Role
+from common.openapi import tells
+from common.registration import NAME, NO_LOCK, name_of
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
+from common.web_auth import must_be_for
+from common.web_fields import Fitting, PageLimit
+from common.web_limits import rarely
+from master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
-from master.web.ports import AckItem, AckReport, MasterPort, RegisterRequest
+from master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
 
 #: Bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
@@ -23,22 +29,13 @@ _LARGEST_FENCE = 2**63 - 1
 _NO_ITEM = "must be an object of ticket_id, fence and message_ids"
 _TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
 _TICKETS_PATH = b"/api/tickets/"
+TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
 _INCARNATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}")
 _MESSAGE_IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LOCK = re.compile(r"[A-Za-z0-9._:-]{1,200}")
-_CURSOR = re.compile(r"[A-Za-z0-9._:=-]{1,256}")
-_LIMIT = re.compile(r"[0-9]{1,9}")
-
-
-def _fitting(pattern: re.Pattern[str], hint: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not pattern.fullmatch(value):
-            raise ValueError(hint)
-        return value
-
-    return AfterValidator(check)
+_CURSOR = re.compile(r"[0-9]{0,19}")
 
 
 def _plain_url(value: str) -> str:
@@ -46,68 +43,140 @@ def _plain_url(value: str) -> str:
     return value
 
 
+_Name = Annotated[str, Fitting(NAME, "must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit")]
+_HealthUrl = Annotated[
+    str,
+    AfterValidator(_plain_url),
+    WithJsonSchema(
+        {"type": "string", "format": "uri", "pattern": "^https?://", "maxLength": 512, "description": "Its host is in USHER_HEALTH_HOSTS."}
+    ),
+]
+_Uuid = Annotated[str, Fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")]
+_Lock = Annotated[str, Fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")]
+_Incarnation = Annotated[str, Fitting(_INCARNATION, "must look like name:17")]
+#: Not given to Redis, so its form is enough.
+_MessageId = Annotated[str, Fitting(re.compile(r"[0-9]{1,20}-[0-9]{1,20}"), "must be a stream id like 1526919030474-55")]
+_Cursor = Annotated[str, Fitting(_CURSOR, "must be one that an answer gave")]
+
+
 class _Registration(BaseModel):
     """The body of register. A field that is not known is refused: a misspelt ``slots`` would be 1 in silence."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    name: Annotated[str, _fitting(NAME, "must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit")] = Field(
-        validation_alias=AliasChoices("name", "consumer_name")
-    )
-    health_url: Annotated[str, AfterValidator(_plain_url)] = Field(validation_alias=AliasChoices("health_url", "healthURL"))
-    uuid: Annotated[str, _fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")] | None = None
+    name: _Name = Field(validation_alias=AliasChoices("name", "consumer_name"))
+    health_url: _HealthUrl = Field(validation_alias=AliasChoices("health_url", "healthURL"))
+    uuid: _Uuid | None = None
     slots: int = Field(1, ge=1, le=1024)
     capacity: int = Field(1000, ge=1, le=100_000)
-    lock: Annotated[str, _fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")] = NO_LOCK
+    lock: _Lock = NO_LOCK
 
 
 class _Deregistration(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    incarnation: Annotated[str, _fitting(_INCARNATION, "must look like name:17")]
+    incarnation: _Incarnation
+
+
+class _ReportItem(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    ticket_id: str = Field(max_length=_LONGEST_TICKET_ID)
+    fence: int = Field(ge=0, le=_LARGEST_FENCE)
+    message_ids: list[_MessageId] = Field(min_length=1, max_length=MOST_MESSAGES)
+
+
+class Report(BaseModel):
+    """The body of acknowledge; at most 1000 messages. ``read_report`` reads it by hand, and a test compares the two.
+
+    ``ticket_id``: at most 256 bytes; empty for the one message of an item that has no ticket id.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    incarnation: _Incarnation
+    tickets: list[_ReportItem] = Field(min_length=1, max_length=MOST_MESSAGES)
+
+
+class _TicketsQuery(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    cursor: _Cursor = ""
+    limit: PageLimit = _TICKETS_ON_A_PAGE
 
 
 def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
-    """All of ``/api`` but the health endpoints."""
+    """What consumers call, and what tells of consumers and tickets."""
     api = Blueprint("api", __name__, url_prefix="/api")
+    _add_looks(api, port)
+    _add_work(api, port, health_hosts)
+    return api
 
+
+def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> None:
     @api.post("/consumers/register")
+    @tells(
+        "Register a start of a consumer: 201 new, 200 the same start again.",
+        {201: Registered, 200: Registered},
+        body=_Registration,
+        role=Role.CONSUMER,
+        problems={409: "name_in_use: another start of that name lives; Retry-After", 410: "registration_over: this start has ended"},
+    )
+    @rarely
     def register() -> Response:
         asked = _read_registration(health_hosts)
+        must_be_for(asked.name)
         given = port.register(asked)
-        document = {
-            "incarnation": given.incarnation,
-            "generation": given.generation,
-            "lease_ms": given.lease_ms,
-            "left_ms": given.left_ms,
-            "leader_url": given.leader_url,
-        }
-        return answer(document, 201 if given.created else 200)
+        return answer(_registered(given), 201 if given.created else 200)
 
     @api.post("/consumers/deregister")
+    @tells(
+        "Say that an incarnation has left.",
+        {200: Deregistered},
+        body=_Deregistration,
+        role=Role.CONSUMER,
+        problems={404: "unknown_incarnation"},
+    )
     def deregister() -> Response:
         incarnation = read_model(_Deregistration, read_json(request, REGISTER_BODY)).incarnation
+        must_be_for(name_of(incarnation))
         if not port.deregister(incarnation):
             raise Problem(404, "unknown_incarnation")
         return answer({"incarnation": incarnation})
 
     @api.post("/messages/acknowledge")
+    @tells(
+        "Report what Redis has as acknowledged, so that the leader frees its tickets at once.",
+        {200: Reported},
+        body=Report,
+        role=Role.CONSUMER,
+        problems={409: "fenced: the incarnation has ended; register again"},
+    )
     def acknowledge() -> Response:
-        return answer({"results": port.acknowledge(read_report(read_body(request, ACKNOWLEDGE_BODY)))})
+        report = read_report(read_body(request, ACKNOWLEDGE_BODY))
+        must_be_for(name_of(report.incarnation))
+        return answer({"results": port.acknowledge(report)})
 
+
+def _add_looks(api: Blueprint, port: MasterPort) -> None:
     @api.get("/consumers")
+    @tells("Everybody on the roster.", {200: Consumers})
     def consumers() -> Response:
         return answer({"consumers": port.consumers()})
 
     @api.get("/sources")
+    @tells("How the gathering of several ticket streams goes; null when there is one.", {200: Sources})
     def sources() -> Response:
         return answer({"sources": port.sources()})
 
     @api.get("/tickets")
+    @tells("A page of tickets in processing.", {200: Tickets}, query=_TicketsQuery)
     def tickets() -> Response:
-        return answer(port.tickets(*_read_page()))
+        asked = read_model(_TicketsQuery, request.args.to_dict())
+        return answer(port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE)))
 
     @api.get("/tickets/<rest:ticket_id>")
+    @tells("One ticket in processing.", {200: Ticket}, problems=TICKET_PROBLEMS)
     def ticket(ticket_id: str) -> Response:
         found = port.ticket(read_ticket_id())
         if found is None:
@@ -115,10 +184,19 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
         return answer(found)
 
     @api.get("/audit")
+    @tells("What the last audit found; null when none was made.", {200: Audit})
     def audit() -> Response:
         return answer({"audit": port.audit()})
 
-    return api
+
+def _registered(given: RegisterAnswer) -> dict[str, Any]:
+    return {
+        "incarnation": given.incarnation,
+        "generation": given.generation,
+        "lease_ms": given.lease_ms,
+        "left_ms": given.left_ms,
+        "leader_url": given.leader_url,
+    }
 
 
 def _read_registration(health_hosts: HealthHosts) -> RegisterRequest:
@@ -192,16 +270,6 @@ def _fits(ticket_id: str) -> bool:
 
 def _unfit(field: str, problem: str) -> Problem:
     return unprocessable([{"field": field, "problem": problem}])
-
-
-def _read_page() -> tuple[str, int]:
-    """Cursor and limit of the query. More than the largest page is the largest page."""
-    cursor, limit = request.args.get("cursor", "") or "0", request.args.get("limit", str(_TICKETS_ON_A_PAGE))
-    if not _CURSOR.fullmatch(cursor):
-        raise _unfit("cursor", "must be one that an answer gave")
-    if not _LIMIT.fullmatch(limit) or int(limit) < 1:
-        raise _unfit("limit", "must be a whole number above 0")
-    return cursor, min(int(limit), _MOST_TICKETS_ON_A_PAGE)
 
 
 def read_ticket_id(behind: bytes = b"") -> str:

@@ -9,7 +9,10 @@ from typing import Any
 from flask import Flask, Response
 
 from common import web
+from common.openapi import add_document
 from common.web import Problem, answer_problem
+from common.web_auth import Doorman
+from common.web_limits import RateLimits
 from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.follow import events_route
@@ -20,24 +23,27 @@ from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader,
 def create_app(
     port: MasterPort,
     *,
-    token: str,
+    doorman: Doorman,
     health_hosts: str,
     hosts: Collection[str] = (),
+    limits: RateLimits | None = None,
     letters: LetterPort | None = None,
     metrics: Callable[[], bytes] | None = None,
 ) -> Flask:
     """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
 
-    ``token``, ``health_hosts``: the settings of that name. ``hosts``: the names under which this service may be addressed, empty for any.
+    ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
+    ``common.web_limits``.
     Raises SettingsError when health_hosts cannot be read.
     """
-    app = web.create_app(__name__, token, REGISTER_BODY, hosts)
+    app = web.create_app(__name__, doorman, REGISTER_BODY, hosts, limits)
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
     app.register_blueprint(events_route(port))
     if letters is not None:
         app.register_blueprint(letter_routes(letters))
     if metrics is not None:
         web.add_metrics(app, metrics)
+    add_document(app, "Usher: a master")
     web.add_health(app, port.health, lambda: _role(port.leading()))
 
     @app.errorhandler(NameHeld)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from typing import Annotated, Any, Protocol
 
@@ -11,15 +10,17 @@ from flask import Blueprint, Response, request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from common.log import event
+from common.openapi import tells
 from common.web import Problem, answer, read_json, read_model
+from common.web_fields import PageLimit, StreamId
 from master.dead_letters import AT_ONCE, LetterPage, Outcome
 from master.policy.letters import DeadLetter, LetterFilter
+from master.web.documents import LetterOutcomes, Letters, WholeLetter
 
 log = logging.getLogger(__name__)
 
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
-_STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _MOST_IDS = 500
 _LONGEST_TICKET_ID = 256
 
@@ -38,29 +39,22 @@ class LetterPort(Protocol):
     def drop(self, ids: list[bytes]) -> list[Outcome]: ...
 
 
-def _stream_id(value: str) -> str:
-    if not _STREAM_ID.fullmatch(value):
-        raise ValueError("must be a stream id like 1526919030474-55")
-    return value
-
-
 def _ticket_id(value: str) -> str:
     if not 0 < len(value.encode()) <= _LONGEST_TICKET_ID:
         raise ValueError(f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
     return value
 
 
-_StreamId = Annotated[str, AfterValidator(_stream_id)]
 _Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
 
 
 class _Filter(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    ticket: Annotated[str, AfterValidator(_ticket_id)] | None = None
+    ticket: Annotated[str, Field(min_length=1, max_length=_LONGEST_TICKET_ID), AfterValidator(_ticket_id)] | None = None
     reason: str = Field("", max_length=200)
     error: str = Field("", max_length=200)
-    id: _StreamId | None = None
+    id: StreamId | None = None
     older_than_s: _Age | None = None
     younger_than_s: _Age | None = None
 
@@ -81,19 +75,24 @@ class _Query(_Filter):
 
     model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
 
-    cursor: _StreamId | None = None
-    limit: int = Field(_ON_A_PAGE, ge=1, le=10**9)
+    cursor: StreamId | None = None
+    limit: PageLimit = _ON_A_PAGE
 
 
 class _Chosen(BaseModel):
     """The body of redrive and drop: ids of letters, or a filter with a limit."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        json_schema_extra={"oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("ids", "filter")]},
+    )
 
-    ids: list[_StreamId] | None = Field(None, min_length=1, max_length=_MOST_IDS)
+    ids: list[StreamId] | None = Field(None, min_length=1, max_length=_MOST_IDS)
     filter: _Filter | None = None
     limit: int = Field(AT_ONCE, ge=1, le=_MOST_IDS)
-    cursor: _StreamId | None = None
+    cursor: StreamId | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> _Chosen:
@@ -107,23 +106,27 @@ def letter_routes(letters: LetterPort) -> Blueprint:
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
 
     @api.get("")
+    @tells("A page of dead letters, oldest first.", {200: Letters}, query=_Query)
     def list_letters() -> Response:
         asked = read_model(_Query, request.args.to_dict())
         page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
         return answer({"dead_letters": [letter.row() for letter in page.letters], "cursor": _text(page.cursor)})
 
-    @api.get("/<letter_id>")
+    @api.get("/<stream_id:letter_id>")
+    @tells("One dead letter, with traceback and fields.", {200: WholeLetter}, problems={404: "unknown_dead_letter"})
     def show(letter_id: str) -> Response:
-        found = letters.get(letter_id.encode()) if _STREAM_ID.fullmatch(letter_id) else None
+        found = letters.get(letter_id.encode())
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
         return answer(whole(*found))
 
     @api.post("/redrive")
+    @tells("Make messages of dead letters again.", {200: LetterOutcomes}, body=_Chosen)
     def redrive() -> Response:
         return _change("redriven", letters.redrive)
 
     @api.post("/drop")
+    @tells("Throw dead letters away; a ticket that waits for one goes on without it.", {200: LetterOutcomes}, body=_Chosen)
     def drop() -> Response:
         return _change("dropped", letters.drop)
 

@@ -7,14 +7,24 @@ with ``/events`` can be followed, but not asked for.
 from __future__ import annotations
 
 from flask import Blueprint, Response, request
+from pydantic import BaseModel, Field
 
 from common.live_sockets import DETACH
+from common.openapi import tells
 from common.web import Problem, unprocessable
 from master.policy.ticket_events import parse_position
-from master.web.api import read_ticket_id
+from master.web.api import TICKET_PROBLEMS, read_ticket_id
 from master.web.ports import MasterPort
 
 _PATH_END = b"/events"
+#: What ``parse_position`` takes, for the OpenAPI document.
+_POSITION = r"^([0-9]{1,20}-[0-9]{1,20}(_[0-9]{1,20}-[0-9]{1,20}){2}|0|)$"
+
+
+class _Position(BaseModel):
+    """Where a subscription that broke goes on: the id of the last event seen, as in the header Last-Event-ID; 0: all that is still there."""
+
+    last_event_id: str = Field("", pattern=_POSITION)
 
 
 def events_route(port: MasterPort) -> Blueprint:
@@ -22,6 +32,7 @@ def events_route(port: MasterPort) -> Blueprint:
     live = Blueprint("live", __name__, url_prefix="/api")
 
     @live.get("/tickets/<rest:ticket_id>/events")
+    @tells("What happens to a ticket from now on, as server-sent events.", {200: "text/event-stream"}, query=_Position, problems=TICKET_PROBLEMS)
     def follow(ticket_id: str) -> Response:
         asked = read_ticket_id(_PATH_END)
         position = _read_position()

@@ -14,6 +14,7 @@ from common.redis_client import Link
 from consumer.owner_steps import Buried
 from master.dead_letters import DeadLetters
 from master.web.dead_letters import BODY, letter_routes
+from tests.doors import doorman
 from tests.integration.factories import World
 
 _PATH = "/api/dead-letters"
@@ -22,7 +23,7 @@ T = b"T"
 
 @pytest.fixture
 def client(world: World) -> Iterator[Client]:
-    app = web.create_app(__name__, "", 4096)
+    app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys)))
     yield app.test_client()
 
@@ -68,8 +69,9 @@ def test_filters(client: Client, letters: list[str], query: str, count: int) -> 
 def test_one_letter_has_everything(client: Client, letters: list[str]) -> None:
     whole = _asked(client.get(f"{_PATH}/{letters[-1]}"))
     assert (whole["traceback"], whole["message_fields"]) == ("at x", [["ticket_id", "T"], ["body", "body of 7-1"]])
-    for unknown in ("1-1", "x", "1-1-1", "%00"):
-        assert _asked(client.get(f"{_PATH}/{unknown}"), 404)["title"] == "unknown_dead_letter"
+    assert _asked(client.get(f"{_PATH}/1-1"), 404)["title"] == "unknown_dead_letter"
+    for no_id in (f"{2**64}-1", f"1-{2**64}", "x", "1-1-1", "%00", "-1", "1-1%0A"):
+        assert _asked(client.get(f"{_PATH}/{no_id}"), 404)["title"] == "not_found"
 
 
 def test_letters_are_redriven_and_dropped_by_id(client: Client, letters: list[str], world: World) -> None:
@@ -105,6 +107,7 @@ def test_a_query_that_cannot_be_used_is_422_and_not_repeated(client: Client, que
         {}, [], {"ids": []}, {"ids": ["1-1"], "filter": {}}, {"ids": "1-1"}, {"ids": [1]}, {"ids": ["1-1\n"]}, {"ids": ["1-1"] * 501},
         {"filter": None}, {"filter": {"nope": 1}}, {"filter": {"ticket": "x" * 257}},
         {"filter": {}, "limit": 0}, {"filter": {}, "limit": True}, {"filter": {}, "limit": 501},
+        {"ids": ["1-18446744073709551616"]}, {"filter": {}, "cursor": "18446744073709551615-18446744073709551615"},
         {"filter": {"older_than_s": "1"}}, {"filter": {}, "cursor": "+"}, {"ids": ["1-1"], "more": 1},
     ],
 )  # fmt: skip
@@ -115,7 +118,7 @@ def test_a_body_that_cannot_be_used_changes_nothing(client: Client, letters: lis
 
 
 def test_what_is_no_question_at_all(client: Client) -> None:
-    assert _asked(client.get(f"{_PATH}/redrive"), 404)["title"] == "unknown_dead_letter"
+    assert client.get(f"{_PATH}/redrive").status_code == 405
     assert client.delete(_PATH).status_code == 405
     assert client.post(f"{_PATH}/redrive", data="{}", content_type="text/plain").status_code == 415
     assert client.post(f"{_PATH}/redrive", data="{", content_type="application/json").status_code == 400
@@ -124,7 +127,7 @@ def test_what_is_no_question_at_all(client: Client) -> None:
 
 
 def test_a_redis_that_is_away_is_503() -> None:
-    app = web.create_app(__name__, "", 4096)
+    app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(letter_routes(DeadLetters(Link("redis://127.0.0.1:1/0", "nobody"), Keys("s", "g"))))
     client = app.test_client()
     for answered in (client.get(_PATH), client.get(f"{_PATH}/1-1"), client.post(f"{_PATH}/redrive", json={"ids": ["1-1"]})):

@@ -22,6 +22,7 @@ from common.health import Health
 from common.log import configure, event
 from master.web.app import create_app
 from master.web.ports import AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
+from tests.doors import doorman
 from tests.served import Running
 
 CHILD = "from tests.integration.test_master_api import child; child()"
@@ -88,7 +89,7 @@ class Desk:
 class Program:
     def __init__(self, how: dict[str, Any]) -> None:
         hosts = how.get("hosts", ())
-        self.app = create_app(Desk(how), token=how.get("token", ""), health_hosts="127.0.0.1,::1,good", hosts=hosts)
+        self.app = create_app(Desk(how), doorman=doorman(how.get("token", "")), health_hosts="127.0.0.1,::1,good", hosts=hosts)
 
     def start(self, port: int, host: str) -> None:
         pass
@@ -243,7 +244,8 @@ def test_reads(master: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=-1", "limit=x", "limit=", "limit=%D9%A1", "limit=1e2", "limit=9999999999", "cursor=a%20b", "cursor=%00"]
+    "query",
+    ["limit=0", "limit=-1", "limit=x", "limit=%D9%A1", "limit=1e2", "limit=9999999999", "cursor=a", "cursor=%00", "cursor=18446744073709551616"],
 )
 def test_a_page_that_cannot_be_is_422(master: Running, query: str) -> None:
     assert ask(master, "GET", f"/api/tickets?{query}").status_code == 422

@@ -1,0 +1,126 @@
+"""What each program may do in Redis, as users of an ACL file: ``usher acl`` prints it, ``deploy/users.acl`` is that for the default names.
+
+A program runs scripts, and whoever runs a script needs the rights of every command in it: so a user's commands are those of its scripts, read out
+of their text, and those that it sends itself. Keys are patterns of names, as Redis 6.2 knows them: a user's commands are allowed on all of its keys.
+So these users confine what a program that was broken into, or is wrong, can reach; they are no proof of ownership. Whoever may acknowledge may
+acknowledge any entry of the stream, and an auditor could write where it reads.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.keys import Keys, LogKeys, uid_key
+from common.scripts import source
+
+_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER)')?")
+_TABLE = re.compile(r"command = \{'(\w+)'")
+#: What every connection sends, and what a start and the doctor look at (MULTI and DISCARD: see common/doctor/rights.py).
+_CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "multi", "discard")
+_SCRIPTS = ("evalsha", "eval")
+_WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kind of program. ``sends``: what it sends itself, beside its scripts. ``keys``: patterns."""
+
+    name: str
+    about: str
+    scripts: tuple[str, ...]
+    sends: tuple[str, ...]
+    keys: tuple[str, ...]
+    connects: bool = True
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """All of it, as an ACL names it."""
+        own = (*(_CONNECT if self.connects else ()), *(_SCRIPTS if self.scripts else ()))
+        return tuple(sorted({*own, *self.sends, *(command for name in self.scripts for command in commands_of(name))}))
+
+    def line(self) -> str:
+        """Its line in the file. Nobody can log in with it before it gets a password."""
+        keys = " ".join(f"~{key}" for key in self.keys)
+        return f"user {self.name} off resetpass resetkeys resetchannels -@all {keys} {' '.join(f'+{command}' for command in self.commands)}"
+
+    def uses(self, command: Sequence[object]) -> bool:
+        """Whether it may send ``command`` on the keys in it."""
+        words = [word.decode() if isinstance(word, bytes) else str(word) for word in command]
+        name = "|".join(words[:2] if words[0] in _WITH_SUBCOMMANDS else words[:1]).lower()
+        stream = self.keys[0].replace("\\", "")
+        ours = [
+            word for word in words[1:] if word == stream or word.startswith(f"{{{stream}}}:") or (stream in word and word.startswith(stream + ":"))
+        ]
+        return name in self.commands and all(any(_fits(word, key) for key in self.keys) for word in ours)
+
+
+def commands_of(script: str) -> set[str]:
+    """The commands of a step and its includes, as an ACL names them: ``xadd``, ``xinfo|groups``."""
+    text = re.sub(r"--.*", "", source(script))
+    found = {"|".join(filter(None, words)).lower() for words in _CALL.findall(text)}
+    return found | {name.lower() for name in _TABLE.findall(text)}
+
+
+def programs(stream: str, group: str) -> tuple[Program, ...]:
+    """All kinds of programs around one ticket stream and group."""
+    keys, log = Keys(_plain(stream), _plain(group)), LogKeys(_plain(stream), "*")
+    everything, at = f"{keys.prefix}*", keys.stream
+    return (
+        Program("producer", "whoever adds messages with a plain XADD", (), ("xadd",), (at,), connects=False),
+        Program("sender", "`usher send`, common.producer", ("send",), ("xadd", "xinfo|stream"), (at, uid_key(_plain(stream), b"*").decode())),
+        Program("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget"), (
+            *(at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers),
+            *(keys.lease("*"), keys.inbox("*"), keys.noted("*")),
+        )),
+        Program("master", "masters, and the commands of operators", _MASTER, _MASTER_SENDS, (at, everything, log.checkpoints, log.archived)),
+        Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
+                ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get"), (at, log.leader, log.counters)),
+        Program("reader", "log consumers (common.outbox)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
+        Program("auditor", "`usher audit`, `usher archive`", ("count_above", "count_between"), _AUDITOR_SENDS, (at, everything, log.archived)),
+    )  # fmt: skip
+
+
+_CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
+_MASTER = (
+    *("fetch", "read_parked", "reject", "end_tail", "hand_over", "take_back", "free_tickets", "sweep", "save_position", "note_repeats", "rejoin"),
+    *("revoke", "reap", "forget_attempts", "elect", "hold_lead", "resign", "next_generation", "register"),
+    *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim"),
+)
+_MASTER_SENDS = (
+    *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),
+    *("get", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel"),
+)
+_READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")
+_AUDITOR_SENDS = (
+    *("xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "time"),
+    *("get", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hset", "set"),
+)
+_HEAD = """\
+# Users of Redis for Usher, as few rights as each kind of program needs. Made by
+# `usher acl --ticket-stream {stream} --group {group}`.
+# Use: give each user that you need a password (`on >the-password` in place of `off resetpass`, or `on #sha256-of-it`), then start Redis with
+# `aclfile /etc/redis/users.acl`, or ACL LOAD. Programs name theirs in the URL: redis://consumer:the-password@host:6379/0.
+# Nobody may do anything as `default`; keep a user of your own for administration: `user admin on >... ~* &* +@all`.
+# Rights are by kind of program, not by name: a consumer's user may touch what belongs to other consumers of the same stream. And they are for all
+# keys of a user alike (Redis 6.2): who may trim an inbox may trim the stream. It confines mistakes and break-ins to this one system, no further.
+"""
+
+
+def acl_file(stream: str, group: str) -> str:
+    """The whole file."""
+    lines = [_HEAD.format(stream=stream, group=group), "user default off resetpass resetkeys resetchannels -@all"]
+    for program in programs(stream, group):
+        lines += ["", f"# {program.about}", program.line()]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(name: str) -> str:
+    """A name with what patterns of Redis would read otherwise."""
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", name)
+
+
+def _fits(key: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(key, re.sub(r"\\([*?\[\]])", r"[\1]", pattern))

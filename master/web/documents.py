@@ -1,0 +1,126 @@
+"""The documents that the master's routes answer, as the OpenAPI document tells them. A later version may add fields, and takes none away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import NotRequired, TypedDict
+
+
+class Registered(TypedDict):
+    """A generation and its lease."""
+
+    incarnation: str
+    generation: int
+    lease_ms: int
+    left_ms: int
+    leader_url: str | None
+
+
+class Deregistered(TypedDict):
+    incarnation: str
+
+
+class Reported(TypedDict):
+    """``ok``, ``gone`` or ``stale`` for each message of each item of the report, in its order."""
+
+    results: list[list[str]]
+
+
+class ConsumerRow(TypedDict):
+    """``state``: live, draining, revoked or lost. A name of which only pending entries are left has no more than that."""
+
+    name: str
+    incarnation: str
+    state: str
+    lease_ms: int
+    pending: int
+    slots: NotRequired[int]
+    capacity: NotRequired[int]
+    health_url: NotRequired[str]
+
+
+class Consumers(TypedDict):
+    consumers: list[ConsumerRow]
+
+
+class LetterRow(TypedDict):
+    """A dead letter without its traceback and its message's fields (``fields`` is their number)."""
+
+    id: str
+    message_id: str
+    ticket_id: str
+    reason: str
+    error: str
+    error_type: str
+    attempts: int
+    owner: str
+    first_ms: int
+    last_ms: int
+    written_ms: int
+    policy: str
+    fence: int
+    fields: int
+    cut: bool
+
+
+class TicketRow(TypedDict):
+    """``state``: processing, returned, halted, ending, waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for."""
+
+    ticket_id: str
+    state: str
+    fence: NotRequired[int]
+    message_ids: NotRequired[list[str]]
+    consumer_name: NotRequired[str]
+    owner: NotRequired[str]
+    dead_letter: NotRequired[LetterRow]
+
+
+class Tickets(TypedDict):
+    tickets: list[TicketRow]
+    cursor: str | None
+
+
+class Ticket(TicketRow):
+    """``parked``: what the leader keeps back of it, or null where it is not the leader that answers."""
+
+    parked: NotRequired[Any]
+
+
+class Audit(TypedDict):
+    """``audit``: as ``master.audit.report.summary`` tells it."""
+
+    audit: dict[str, Any] | None
+
+
+class Sources(TypedDict):
+    """``sources``: as ``common.source_status`` tells it."""
+
+    sources: dict[str, Any] | None
+
+
+class Letters(TypedDict):
+    """``cursor``: where to go on; null at the end."""
+
+    dead_letters: list[LetterRow]
+    cursor: str | None
+
+
+class WholeLetter(LetterRow):
+    """``message_fields``: pairs of name and value."""
+
+    traceback: str
+    message_fields: list[list[str]]
+
+
+class LetterOutcome(TypedDict):
+    """``outcome``: resumed, added, released, dropped; or gone, cut, held, when nothing was done. ``message_id``: of the message made of it."""
+
+    id: str
+    outcome: str
+    message_id: NotRequired[str]
+
+
+class LetterOutcomes(TypedDict):
+    results: list[LetterOutcome]
+    cursor: str | None

@@ -1,0 +1,115 @@
+"""How many connections and requests a program takes at a time: a real server, real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+
+from common import serving, serving_worker
+from common.log import configure
+from common.serving import Bounds
+from tests.served import PATIENCE_S, Running
+
+_CHILD = "from tests.integration.test_serving_bounds import child; child()"
+_GO = threading.Event()
+_ASK = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Program:
+    """``/wait`` answers when the program ends."""
+
+    def __init__(self) -> None:
+        self.app = Flask(__name__)
+        self.app.add_url_rule("/", "index", dict)
+        self.app.add_url_rule("/wait", "wait", lambda: {"gone": _GO.wait(PATIENCE_S)})
+
+    def start(self, port: int, host: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        _GO.set()
+
+
+def child() -> None:
+    how = json.loads(sys.argv[1])
+    configure("bounded", "debug", "json")
+    if how.pop("far", False):
+        serving_worker._is_loopback = lambda _address: False  # as if all came from another machine
+    serving.serve(Program, "127.0.0.1:0", "bounded", bounds=Bounds(**how))
+
+
+@contextlib.contextmanager
+def _running(folder: Path, **how: Any) -> Iterator[Running]:
+    running = Running(folder, how, _CHILD)
+    try:
+        yield running.wait_until_up()
+    finally:
+        running.kill()
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """The status line; empty when the connection was closed."""
+    got = b""
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(_ASK % b"/")
+        while b"{}" not in got and (more := connection.recv(4096)):
+            got += more
+    return got.partition(b"\r\n")[0]
+
+
+def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
+    with _running(tmp_path, connections=3) as running, contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(running.connect()) for _ in range(3)]
+        for one in waiting:
+            one.sendall(_ASK % b"/wait")
+        for _ in range(3):
+            with running.connect() as fourth:
+                assert _answer(fourth) == b""
+
+
+def test_more_connections_of_one_address_than_allowed_are_closed_and_room_is_made_again(tmp_path: Path) -> None:
+    with _running(tmp_path, per_address=3, far=True) as running, contextlib.ExitStack() as stack:
+        three = [stack.enter_context(running.connect()) for _ in range(3)]
+        assert [_answer(one) for one in three] == [b"HTTP/1.1 200 OK"] * 3
+        with running.connect() as fourth:
+            assert _answer(fourth) == b""
+        assert _answer(three[0]) == b"HTTP/1.1 200 OK"
+        three[0].close()
+        ends = time.monotonic() + PATIENCE_S
+        while True:
+            with running.connect() as again:
+                if _answer(again):
+                    break
+            assert time.monotonic() < ends, running.text()
+            time.sleep(0.05)
+
+
+def test_loopback_is_not_counted(tmp_path: Path) -> None:
+    with _running(tmp_path, per_address=1) as running, running.connect() as one, running.connect() as other:
+        assert [_answer(one), _answer(other)] == [b"HTTP/1.1 200 OK"] * 2
+
+
+def test_more_requests_than_allowed_in_flight_are_503_at_once(tmp_path: Path) -> None:
+    with _running(tmp_path, in_flight=2) as running, contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(running.connect()) for _ in range(2)]
+        for one in waiting:
+            one.sendall(_ASK % b"/wait")
+        ends = time.monotonic() + PATIENCE_S
+        refused = b""
+        while b"503" not in refused:  # until the two are in
+            with running.connect() as third:
+                third.sendall(_ASK % b"/")
+                refused = third.recv(4096)
+            assert time.monotonic() < ends, running.text()
+        assert b"Retry-After: 1\r\n" in refused
+        assert b"application/problem+json" in refused
+        assert json.loads(refused.partition(b"\r\n\r\n")[2])["title"] == "too_many_requests_in_flight"

@@ -1,0 +1,283 @@
+"""``deploy/users.acl`` on a real Redis: a whole system works under its users, and whatever else they try is NOPERM."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from common.acl import Program, acl_file, programs
+from common.embedded import find_redis_server, free_port
+from common.errors import NotNow
+from common.redis_client import Link
+from tests.process.crew import KEYS, Crew, out_of_order
+from tests.process.machine import USHER, environ_for, until
+
+pytestmark = pytest.mark.process
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FILE = _ROOT / "deploy" / "users.acl"
+_ALL = {program.name: program for program in programs(KEYS.stream, KEYS.group)}
+_HANDLERS = """
+from pathlib import Path
+from common.demo.handlers import record
+from common.errors import GiveUp
+
+
+def handle(message):
+    if "broken" in message.fields and not Path("repaired").exists():
+        raise GiveUp("it is broken")
+    record(message)
+"""
+#: What a start looks at, if it may: `usher doctor` is for the rest.
+_MAY_BE_REFUSED = {"client", "config", "config|get", "pubsub", "pubsub|numsub", "client|setinfo"}
+
+
+class Guarded:
+    """A redis-server with the users of ``deploy/users.acl``, each with its own name as password, and one more for the test."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.port = port
+        self.admin = Link(self.url("admin"), "test")
+
+    def url(self, user: str) -> str:
+        return f"redis://{user}:pw-{user}@127.0.0.1:{self.port}/0"
+
+    def link(self, user: str) -> Link:
+        return Link(self.url(user), "test")
+
+    def refused(self) -> set[str]:
+        """What has been refused to anybody."""
+        found = set()
+        for entry in self.admin.call("ACL", "LOG", 100):
+            told = dict(zip(entry[::2], entry[1::2], strict=True))
+            found.add(f"{told[b'username'].decode()}: {told[b'reason'].decode()} {told[b'object'].decode()}")
+        return found
+
+
+@contextmanager
+def guarded_redis(folder: Path) -> Iterator[Guarded]:
+    lines = re.sub(r"^user (\w+) off resetpass (?=.*\+\w)", r"user \1 on >pw-\1 ", _FILE.read_text(), flags=re.MULTILINE)
+    users = [line for line in lines.splitlines() if line.startswith("user ")] + ["user admin on >pw-admin ~* &* +@all"]
+    assert len(users) == len(_ALL) + 2
+    (folder / "users.acl").write_text("\n".join(users) + "\n")
+    port = free_port()
+    words = f"{find_redis_server()} --port {port} --bind 127.0.0.1 --dir {folder} --appendonly no --aclfile {folder}/users.acl".split()
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    server = Guarded(folder, port)
+    try:
+        until(lambda: _answers(server.admin), 20, "Redis answers")
+        yield server
+    finally:
+        server.admin.close()
+        process.kill()
+        process.wait(10)
+
+
+def _answers(link: Link) -> bool:
+    try:
+        return bool(link.call("PING") == b"PONG")
+    except NotNow:
+        return False
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name, guarded_redis(Path(name)) as server:
+        yield server
+
+
+@pytest.fixture
+def emptied(guarded: Guarded) -> Guarded:
+    guarded.admin.pipeline([("FLUSHALL",), ("ACL", "LOG", "RESET")])
+    return guarded
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_what_the_command_prints() -> None:
+    assert _FILE.read_text() == acl_file(KEYS.stream, KEYS.group), "run: usher acl > deploy/users.acl"
+
+
+_RUN = re.compile(r'\b_?run\(\s*"([a-z_]+)"')
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("consumer", ["consumer/*.py"]),
+        ("master", ["master/*.py", "master/web/**/*.py", "master/commands/trim.py", "master/commands/dead.py", "master/commands/looking.py"]),
+        ("streamer", ["master/streamer.py", "master/streamer_wiring.py", "master/elector.py"]),
+        ("sender", ["common/producer.py"]),
+        ("reader", ["common/outbox/*.py"]),
+    ],
+)
+def test_a_program_has_the_scripts_that_its_code_runs(name: str, files: list[str]) -> None:
+    texts = {file.relative_to(_ROOT).as_posix(): file.read_text() for pattern in files for file in _ROOT.glob(pattern)}
+    if name == "master":
+        del texts["master/streamer.py"]
+    used = {script for text in texts.values() for script in _RUN.findall(text)}
+    used |= {"register"} if name == "master" else set()  # its name is chosen at run time
+    assert used == set(_ALL[name].scripts)
+
+
+# ---- it is enough ----------------------------------------------------------------------------------------------------------------
+
+
+def _usher(folder: Path, url: str, *words: str, code: int = 0) -> Any:
+    done = subprocess.run([*USHER, *words], env=environ_for(folder, USHER_REDIS_URL=url), cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_whole_system_works_under_these_users(emptied: Guarded, tmp_path: Path) -> None:
+    (tmp_path / "guarded.py").write_text(_HANDLERS)
+    policy = {"USHER_DEAD_LETTER_POLICY": "park"}
+    producer = redis.Redis(port=emptied.port, username="producer", password="pw-producer", protocol=2)
+    with Crew(tmp_path, emptied.url("master"), USHER_TRIM_SECONDS="1") as crew:
+        crew.start(2, ["c1", "c2"], "guarded:handle", USHER_REDIS_URL=emptied.url("consumer"), **policy)
+        sent = [producer.xadd(KEYS.stream, {"ticket_id": f"T{number % 11}", "body": "x"}).decode() for number in range(200)]
+        broken = producer.xadd(KEYS.stream, {"ticket_id": "B", "broken": "1"}).decode()
+        behind = producer.xadd(KEYS.stream, {"ticket_id": "B"}).decode()
+        unusable = producer.xadd(KEYS.stream, {"no": "ticket"})
+        assert unusable
+        crew.wait_until_handled(sent, 60)
+        admin = emptied.admin
+        crew.until(lambda: admin.call("XLEN", KEYS.dead) == 2, 30, "both dead letters are there")
+        (tmp_path / "repaired").touch()
+        _usher(tmp_path, emptied.url("master"), "dead", "redrive", "--all", "--ticket", "B", "--yes")
+        crew.wait_until_handled([broken, behind], 30)
+        # A crash, and what follows it: the successor notes it, the leader takes back.
+        crew.kill_worker("c1")
+        sent += [producer.xadd(KEYS.stream, {"ticket_id": f"T{number % 11}"}).decode() for number in range(100)]
+        _usher(tmp_path, emptied.url("sender"), "send", "--ticket", "T1", "text=more")
+        crew.wait_until_handled(sent, 60)
+        crew.wait_until_settled(admin)
+        assert json.loads(_usher(tmp_path, emptied.url("master"), "status", "--json"))
+        assert json.loads(_usher(tmp_path, emptied.url("master"), "consumers", "list", "--json"))
+        # The leader goes, the other adopts; a consumer drains and leaves for good.
+        crew.kill_worker("master-1")
+        assert crew.stop("c2") == 0
+        last = [producer.xadd(KEYS.stream, {"ticket_id": f"T{number % 11}"}).decode() for number in range(50)]
+        crew.wait_until_handled(last, 60)
+        crew.wait_until_settled(admin)
+        assert not out_of_order(crew.executions())
+        assert {name for name, _ in _pairs(admin.call("HGETALL", KEYS.consumers))} == {b"c1"}
+    producer.close()
+    refused = emptied.refused()
+    assert not {entry for entry in refused if entry.rpartition(" ")[2] not in _MAY_BE_REFUSED}
+
+
+def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", ["master", "consumer"])
+def test_the_doctor_says_what_such_a_user_is_enough_for(emptied: Guarded, tmp_path: Path, name: str) -> None:
+    emptied.admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
+    done = subprocess.run(
+        [*USHER, "doctor", "--json"], env=environ_for(tmp_path, USHER_REDIS_URL=emptied.url(name)), capture_output=True, text=True, check=False
+    )
+    [finding] = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "rights"]
+    assert finding["severity"] == "ok", finding
+    assert name in finding["seen"]
+
+
+# ---- it is no more ---------------------------------------------------------------------------------------------------------------
+
+#: Command, and the keys of another, for everybody but the administrator.
+_FORBIDDEN = [
+    *("FLUSHALL", "FLUSHDB", "KEYS *", "SCAN 0", "CONFIG GET *", "CONFIG SET maxmemory 1", "DEBUG SLEEP 0", "MODULE LIST", "SCRIPT FLUSH"),
+    *("ACL LIST", "ACL SETUSER x", "ACL GETUSER admin", "SHUTDOWN NOSAVE", "MONITOR", "REPLICAOF NO ONE", "CLIENT KILL ID 1", "CLIENT LIST"),
+    *(
+        "XGROUP DESTROY ticket_stream g",
+        "XGROUP SETID ticket_stream concurrency_stream_group $",
+        "XSETID ticket_stream 1-1",
+        "RENAME ticket_stream x",
+    ),
+    *("XADD other * a b", "GET other", "SET other 1", "DEL other", "XREAD STREAMS other 0", "SORT ticket_stream", "DUMP ticket_stream"),
+    *("SWAPDB 0 1", "MIGRATE h 1 k 0 1", "SUBSCRIBE x", "PUBLISH x y", "CLUSTER RESET", "LATENCY RESET", "SLOWLOG GET", "BGSAVE", "MEMORY PURGE"),
+]
+_OF_OTHERS = {
+    "consumer": [
+        f"GET {KEYS.leader}",
+        f"SET {KEYS.leader} x",
+        f"HSET {KEYS.prefix}counters fence 1",
+        f"HGET {KEYS.position} x",
+        "XREVRANGE ticket_stream + -",
+    ],
+    "producer": ["XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", "EVAL x 0", "INFO", f"XADD {KEYS.dead} * a b", "CLIENT SETNAME x"],
+    "sender": ["XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", f"XADD {KEYS.dead} * a b"],
+    "streamer": ["XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"SET {KEYS.leader} x", f"HGETALL {KEYS.tickets}"],
+    "reader": ["XADD ticket_stream * a b", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", "XTRIM ticket_stream MAXLEN 0"],
+    "auditor": ["XADD ticket_stream * a b", "XACK ticket_stream g 1-1", f"DEL {KEYS.tickets}", "XTRIM ticket_stream MAXLEN 0"],
+    "master": ["SET {ticket_stream}:streamer-outbox x", "SET {ticket_stream}:other:leader x", "XADD {other}:g:dead * a b"],
+}
+
+
+def _client(guarded: Guarded, name: str) -> Any:
+    """A connection that sends nothing by itself but its password."""
+    return redis.Redis(port=guarded.port, username=name, password=f"pw-{name}", protocol=2, single_connection_client=True)
+
+
+def _refusal(client: Any, *command: object) -> str:
+    try:
+        return f"was not refused: {client.execute_command(*command)!r}"
+    except redis.exceptions.NoPermissionError:
+        return ""
+    except redis.RedisError as other:
+        return "" if "NOPERM" in str(other) else f"was refused otherwise: {other}"
+
+
+@pytest.mark.parametrize("name", _ALL)
+def test_what_a_user_must_not_do_is_noperm(emptied: Guarded, name: str) -> None:
+    client = _client(emptied, name)
+    found = {text: _refusal(client, *text.split(" ")) for text in _FORBIDDEN + _OF_OTHERS[name]}
+    client.close()
+    assert not {text: why for text, why in found.items() if why}
+
+
+@pytest.mark.parametrize("name", _ALL)
+def test_every_other_command_of_the_server_is_noperm(emptied: Guarded, name: str) -> None:
+    """All that the server knows, with as many words as each wants at least: rights are looked at before anything is done."""
+    client = _client(emptied, name)
+    allowed = {command.partition("|")[0] for command in _ALL[name].commands} | {"auth", "hello", "quit", "reset"}
+    others = {entry[0].decode(): abs(entry[1]) for entry in emptied.admin.call("COMMAND") if entry[0].decode() not in allowed}
+    assert len(others) > 150
+    found = {command: _refusal(client, command, *["x"] * (words - 1)) for command, words in others.items()}
+    client.close()
+    assert not {command: why for command, why in found.items() if why}
+
+
+def test_a_script_gives_no_more_than_its_caller_has(emptied: Guarded) -> None:
+    client = _client(emptied, "consumer")
+    with pytest.raises(redis.RedisError, match="(?i)user|permission|acl"):
+        client.execute_command("EVAL", "return redis.call('FLUSHALL')", 0)
+    with pytest.raises(redis.RedisError, match="(?i)user|permission|acl"):
+        client.execute_command("EVAL", f"return redis.call('GET', '{KEYS.leader}')", 0)
+    client.close()
+
+
+def test_nobody_works_as_default_and_nobody_logs_in_before_he_has_a_password(emptied: Guarded) -> None:
+    for user, password in (("default", ""), (None, "x")):
+        client = redis.Redis(port=emptied.port, username=user, password=password, protocol=2)
+        with pytest.raises(redis.RedisError):
+            client.ping()
+        client.close()
+    assert all(" off resetpass " in line for line in _FILE.read_text().splitlines() if line.startswith("user "))
+
+
+def test_a_stream_with_signs_of_patterns_is_meant_literally() -> None:
+    found: dict[str, Program] = {program.name: program for program in programs("a*[b]", "g")}
+    assert found["producer"].keys == (r"a\*\[b\]",)
+    assert r"~{a\*\[b\]}:g:lease:*" in found["consumer"].line()
