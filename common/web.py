@@ -87,16 +87,25 @@ def create_app(name: str, token: str, max_body: int, hosts: Collection[str] = ()
     return app
 
 
-def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when anybody answers)."""
+def add_health(
+    app: Flask, health: Callable[[], Health], facts: Callable[[], Mapping[str, Any]], draining: Callable[[], bool] = lambda: False
+) -> None:
+    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when anybody answers).
+
+    ``/ready`` is 503 too from the moment a stop was asked for, so that a load balancer sends nothing more while answers still come.
+    ``/live`` looks at nothing: what Redis' absence would fail, a restart would not mend.
+    """
 
     def tell() -> Response:
         found = health()
         status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
+    def ready() -> Response:
+        return answer({"status": "draining", **facts()}, 503) if draining() else tell()
+
     app.add_url_rule("/api/health", "health", tell)
-    app.add_url_rule("/api/health/ready", "ready", tell)
+    app.add_url_rule("/api/health/ready", "ready", ready)
     app.add_url_rule("/api/health/live", "live", lambda: answer({"status": "alive"}))
 
 

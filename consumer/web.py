@@ -11,10 +11,15 @@ from common import web
 from common.health import Health
 
 
-def create_app(health: Callable[[], Health], facts: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None) -> Flask:
+def create_app(
+    health: Callable[[], Health],
+    facts: Callable[[], dict[str, Any]],
+    metrics: Callable[[], bytes] | None = None,
+    draining: Callable[[], bool] = lambda: False,
+) -> Flask:
     """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token."""
     app = web.create_app(__name__, token="", max_body=0)
-    web.add_health(app, health, facts)
+    web.add_health(app, health, facts, draining)
     if metrics is not None:
         web.add_metrics(app, metrics)
     return app

@@ -36,6 +36,7 @@ from consumer.journal import Journal, read_journal
 from consumer.lane_keeper import LaneKeeper
 from consumer.lease_guard import LeaseGuard
 from consumer.master_client import MasterClient, MasterUnavailable
+from consumer.metrics import consumer_metrics
 from consumer.options import HandlerOptions, given
 from consumer.owner_steps import Letter, OwnerSteps
 from consumer.policy.outcome import RetryPolicy
@@ -188,7 +189,8 @@ class ConsumerProgram:
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
         self._stopped = False
         self._metrics = Metrics()
-        self.app = create_app(self._health, self._facts, self._metrics.page)
+        self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
+        self.app = create_app(self._health, self._facts, self._metrics.page, lambda: self._stopped)
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
@@ -227,8 +229,8 @@ class ConsumerProgram:
         return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock)
 
     def stop(self) -> None:
+        self._stopped = True
         with self._ending:
-            self._stopped = True
             if self._registrar is not None:
                 self._registrar.stop()
             if self._incarnation is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from common.bell import Bell
 from common.clock import now_s
@@ -24,13 +25,18 @@ from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
 from master.membership import Membership
+from master.metrics import MasterMetrics
 from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
 from master.ticket_feed import TicketFeed
 from master.trimming import Trimmer
+from master.vitals import VitalsReader
 from master.web.app import create_app
+
+if TYPE_CHECKING:
+    from flask import Flask
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +83,13 @@ class MasterProgram:
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)
+        self._vitals = VitalsReader(self._link("vitals"), self._keys)
+        metrics.add(MasterMetrics(self._vitals, self._services, self._dispatcher, health))
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
-        self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts, letters=self._letters, metrics=metrics.page)
+        self._stopping = False
+        self.app = self._make_app(port, metrics)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""
@@ -96,6 +105,7 @@ class MasterProgram:
 
     def stop(self) -> None:
         """End the work first, then give the lead up, so that a standby adopts at once and finds nothing moving."""
+        self._stopping = True
         *workers, elector = self._services
         for service in workers:
             service.stop()
@@ -105,6 +115,7 @@ class MasterProgram:
         elector.join(_JOIN_S)
         self._membership.close()
         self._status.close()
+        self._vitals.close()
         self._letters.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
@@ -115,6 +126,17 @@ class MasterProgram:
         """Whether the dispatcher makes progress: the lead is extended only then."""
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
+
+    def _make_app(self, port: ServicePort, metrics: Metrics) -> Flask:
+        return create_app(
+            port,
+            token=self._settings.api_token,
+            health_hosts=self._settings.health_hosts,
+            letters=self._letters,
+            metrics=metrics.page,
+            vitals=self._vitals,
+            draining=lambda: self._stopping,
+        )
 
     def _make_router(self) -> StreamRouter:
         keys = self._keys

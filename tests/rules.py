@@ -24,7 +24,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "requests": ("master/health_checker.py", "consumer/master_client.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
     "flask": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
-    "prometheus_client": ("common/metrics.py",),
+    "prometheus_client": ("common/metrics.py", "master/metrics.py", "consumer/metrics.py"),
     "gunicorn": ("common/serving.py", "common/serving_worker.py"),
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),

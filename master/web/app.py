@@ -10,6 +10,7 @@ from flask import Flask, Response
 
 from common import web
 from common.web import Problem, answer_problem
+from master.vitals import VitalsReader, lag_document
 from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.follow import events_route
@@ -25,8 +26,10 @@ def create_app(
     hosts: Collection[str] = (),
     letters: LetterPort | None = None,
     metrics: Callable[[], bytes] | None = None,
+    vitals: VitalsReader | None = None,
+    draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
+    """The application on top of ``port``; with ``letters``, ``metrics`` and ``vitals``, where they are given.
 
     ``token``, ``health_hosts``: the settings of that name. ``hosts``: the names under which this service may be addressed, empty for any.
     Raises SettingsError when health_hosts cannot be read.
@@ -38,7 +41,9 @@ def create_app(
         app.register_blueprint(letter_routes(letters))
     if metrics is not None:
         web.add_metrics(app, metrics)
-    web.add_health(app, port.health, lambda: _role(port.leading()))
+    if vitals is not None:
+        app.add_url_rule("/api/lag", "lag", lambda: web.answer(lag_document(vitals.read())))
+    web.add_health(app, port.health, lambda: _role(port.leading()), draining)
 
     @app.errorhandler(NameHeld)
     def name_held(held: NameHeld) -> Response:
