@@ -7,11 +7,13 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from common import telemetry
 from common.bell import Bell
 from common.clock import now_s
 from common.health import Health, judge
@@ -108,7 +110,7 @@ class Incarnation:
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(handler, self.executor, settings.concurrency)
+        self.pool = _pool(_traced(handler, keys.stream), self.executor, settings.concurrency)
         self.watch: list[Service] = [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         self._drain_link = link("drain")
         self._drain_steps = steps(self._drain_link)
@@ -291,6 +293,15 @@ def _terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPoli
     """What holds for the handler: attempts and waits, and the longest it may run."""
     base_s, cap_s = given(asked.backoff_s, settings.retry_seconds), given(asked.backoff_cap_s, settings.retry_cap_seconds)
     return RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s), given(asked.deadline_s, settings.handler_seconds)
+
+
+def _traced(handler: Handler, stream: str) -> Handler:
+    """The handler with a span around each call, if its module (or whoever started us) has set OpenTelemetry up; else the handler as it is."""
+    tracer = telemetry.tracer()
+    if tracer is None:
+        return handler
+    call = telemetry.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
+    return replace(handler, call=call)
 
 
 def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:

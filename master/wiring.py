@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from common import telemetry
 from common.bell import Bell
 from common.clock import now_s
 from common.keys import Keys
@@ -20,6 +21,7 @@ from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
 from master.halts import ChangeWatch
+from master.hand_over_spans import HandOverSpans
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
@@ -84,6 +86,9 @@ class MasterProgram:
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)
         self._vitals = VitalsReader(self._link("vitals"), self._keys)
+        tracer = telemetry.tracer()
+        self._spans = None if tracer is None else HandOverSpans(tracer, self._link("spans", 1.0), self._keys)
+        self._dispatcher.counts.on_handed_over = self._spans
         metrics.add(MasterMetrics(self._vitals, self._services, self._dispatcher, health))
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
@@ -116,6 +121,8 @@ class MasterProgram:
         self._membership.close()
         self._status.close()
         self._vitals.close()
+        if self._spans is not None:
+            self._spans.close()
         self._letters.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:

@@ -26,6 +26,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "werkzeug": ("common/web.py", "master/web/*.py", "consumer/web.py"),
     "prometheus_client": ("common/metrics.py", "master/metrics.py", "consumer/metrics.py"),
     "gunicorn": ("common/serving.py", "common/serving_worker.py"),
+    # An extra: only imported where somebody else has imported it before.
+    "opentelemetry": ("common/telemetry.py",),
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py",),
