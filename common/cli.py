@@ -46,6 +46,7 @@ COMMANDS: dict[str, Listed] = {
     "streamer": Listed("master.commands.streamer:streamer", "Run the streamer of an outbox: committed rows become messages."),
     "log": Listed("master.commands.log:log", "Browse the stream by id or time."),
     "trim": Listed("master.commands.trim:trim", "Cut what no reader of the stream needs any more; shows it first."),
+    "init-deploy": Listed("common.commands.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."),
     "bench": Listed("common.commands.bench:bench", "Measure throughput and latency on this machine."),
 }
 #: What `usher up` and supervisord call; not listed in --help.
