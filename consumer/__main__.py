@@ -25,7 +25,7 @@ from consumer.wiring import ConsumerProgram
 def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(ConsumerSettings, os.environ, flags)
-        configure(settings.consumer_name, settings.log_level, settings.log_format)
+        configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
         if not is_loopback(settings.bind) and not settings.health_url:
             raise StartRefused("USHER_HEALTH_URL: say under which URL the masters reach this consumer, since USHER_BIND is not on loopback")
         check_handler(settings.handler)

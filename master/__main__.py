@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(MasterSettings, os.environ, flags)
-        configure("master", settings.log_level, settings.log_format)
+        configure("master", settings.log_level, settings.log_format, settings.secrets)
         if not is_loopback(settings.bind) and not settings.api_token and not settings.insecure:
             raise StartRefused(f"USHER_API_TOKEN must be set to listen on {settings.bind}, which others can reach (--insecure to do without)")
         check_address(settings.bind, "USHER_BIND")

