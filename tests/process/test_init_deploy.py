@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -227,3 +229,28 @@ def test_every_command_of_the_runbook(home: Path) -> None:
     for (section, script), said in told.items():
         sys.stdout.write(f"## {section}\n{script}---\n{said}\n")
     assert host.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_installed_wheel_writes_the_folder_too(home: Path) -> None:
+    """As `pip install` gives it, without the checkout: the files of deploy/ are in the wheel."""
+    tree = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in filter(None, tree.decode().split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("tests/"):
+            (home / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, home / "tree" / name)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("USHER_", "PYTHON"))}
+
+    def run(*words: str | Path) -> None:
+        done = subprocess.run(words, env=environ, cwd=home, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", home / "wheels", home / "tree")
+    shutil.rmtree(home / "tree")
+    (wheel,) = (home / "wheels").iterdir()
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", home / "site", wheel)
+    environ["PYTHONPATH"] = str(home / "site")
+    run(sys.executable, home / "site" / "common" / "launch.py", "init-deploy", home / "made")
+    assert {file.name for file in (home / "made").iterdir()} >= {"supervisord.conf", "usher.env", "redis.conf", "runbook.md", "alerts.yml", "start"}
+    assert str(home / "site") in (home / "made" / "supervisord.conf").read_text()
