@@ -40,7 +40,7 @@ COMMANDS: dict[str, Listed] = {
     "dead": Listed("master.commands.dead:dead", "Look at dead letters, redrive them, or drop them."),
     "audit": Listed("master.commands.audit:audit", "Prove from pending lists and run log: the promise held."),
     "token": Listed("common.commands.token:token", "Make a token for the HTTP API and the page."),
-    "acl": Listed("common.commands.acl:acl", "Print users for Redis, with just the rights that Usher's programs need."),
+    "acl": Listed("common.commands.acl:acl", "Print Redis users with just the rights that Usher needs."),
     "doctor": Listed("common.commands.doctor:doctor", "Check Redis and what its set-up means for the promise."),
     "torture": Listed("consumer.commands.torture:torture", "Try your handler against repeats, kills and zombies."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
@@ -48,6 +48,7 @@ COMMANDS: dict[str, Listed] = {
     "streamer": Listed("master.commands.streamer:streamer", "Run the streamer of an outbox: committed rows become messages."),
     "log": Listed("master.commands.log:log", "Browse the stream by id or time."),
     "trim": Listed("master.commands.trim:trim", "Cut what no reader of the stream needs any more; shows it first."),
+    "init-deploy": Listed("common.commands.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."),
     "bench": Listed("common.commands.bench:bench", "Measure throughput and latency on this machine."),
 }
 #: What `usher up` and supervisord call; not listed in --help.

@@ -4,7 +4,9 @@
 
     12:00:01.123 INFO  master intake  ticket_handed_over ticket=42 owner=c1:7
 
-and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped: a ticket id with a line break cannot fake a line.
+and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped: a ticket id with a line break cannot fake a line. Passwords
+and tokens are ``***``, whoever logs them. A line that comes again and again is left out after a few times; the next one after that tells how
+often, as ``left_out``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -25,6 +29,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 _URL_PASSWORD = re.compile(r'(?<=://)([^/@:\s]*):[^\s"]+@')
 #: One among the options of a URL: ``?sentinel_password=...``, ``?password=...``.
 _OPTION_PASSWORD = re.compile(r'(?<=password=)[^&#\s"]+')
+#: What follows the scheme in an Authorization header.
+_BEARER = re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}")
+#: Identical lines that are let through in a while, and how many different ones are remembered.
+_MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
+#: A secret shorter than this is none, and would be found everywhere.
+_SHORTEST_SECRET = 4
 
 
 class HasFacts(Protocol):
@@ -41,15 +51,21 @@ class HasFacts(Protocol):
 in_hand: ContextVar[HasFacts | None] = ContextVar("usher_in_hand", default=None)
 
 
+#: Of this process; replaced by ``configure``.
+_secrets: tuple[str, ...] = ()
+
+
 def redacted(text: str) -> str:
-    """The text without passwords of URLs.
+    """The text without passwords of URLs, bearer tokens, and the secrets that ``configure`` was given.
 
     >>> redacted("redis://user:secret@host:6379/0")
     'redis://user:***@host:6379/0'
     >>> redacted("redis+sentinel://:one@host:26379/service?sentinel_password=two")
     'redis+sentinel://:***@host:26379/service?sentinel_password=***'
     """
-    return _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text))
+    for secret in _secrets:
+        text = text.replace(secret, "***")
+    return _BEARER.sub("***", _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text)))
 
 
 def event(log: logging.Logger, action: str, *, level: int = logging.INFO, exc_info: bool = False, **facts: Any) -> None:
@@ -103,6 +119,36 @@ class _InHand(logging.Filter):
         return True
 
 
+class _Repeats(logging.Filter):
+    """Leaves out what is said too often. Two lines are alike when they say the same about the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[str, int, str, str], tuple[float, int]] = {}  # guarded by self._lock: since when, and how often
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        facts = getattr(record, "facts", {})
+        alike = (record.name, record.levelno, record.getMessage(), repr(facts))
+        with self._lock:
+            since, count = self._seen.get(alike, (record.created, 0))
+            left_out = 0
+            if not 0 <= record.created - since < _WHILE_S:
+                left_out, since, count = max(0, count - _MOST_ALIKE), record.created, 0
+            if len(self._seen) >= _MOST_KNOWN and alike not in self._seen:
+                self._forget(record.created)
+            self._seen[alike] = (since, count + 1)
+        if left_out:
+            record.facts = {**facts, "left_out": left_out}
+        return count < _MOST_ALIKE
+
+    def _forget(self, now: float) -> None:
+        """Make room: of what was not left out, nothing needs to be told."""
+        self._seen = {alike: known for alike, known in self._seen.items() if known[1] > _MOST_ALIKE and now - known[0] < 60 * _WHILE_S}
+        if len(self._seen) >= _MOST_KNOWN:
+            self._seen = {}
+
+
 def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
@@ -112,11 +158,15 @@ def _shown(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) else orjson.dumps(text).decode() if text.isprintable() else ascii(text)
 
 
-def configure(program: str, level: str, style: str) -> None:
-    """Send all records to stderr, as text for people (``style="human"``) or as JSON lines (``"json"``)."""
+def configure(program: str, level: str, style: str, secrets: Iterable[str] = ()) -> None:
+    """Send all records to stderr, as text for people (``style="human"``) or as JSON lines (``"json"``); ``secrets`` are never shown."""
+    global _secrets
+    # The longest first: one may be the beginning of another.
+    _secrets = tuple(sorted({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}, key=len, reverse=True))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(program) if style == "json" else _Human(program))
     handler.addFilter(_InHand())
+    handler.addFilter(_Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

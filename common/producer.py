@@ -30,6 +30,7 @@ from common.message import UID_FIELD, check_ticket
 from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.streams import pairs
+from common.telemetry import context_fields
 
 T = TypeVar("T")
 
@@ -93,7 +94,8 @@ class Producer:
         happen), ReplyUnknown (nobody knows, and not every message has a uid), CommandRefused. To call again with the same messages
         is safe where all have uids, within ``dedup_s``.
         """
-        prepared = [self._prepared(message) for message in messages]
+        context = [_raw(part) for field in context_fields().items() for part in field]
+        prepared = [self._prepared(message, context) for message in messages]
         sent: list[Sent] = []
         for at in range(0, len(prepared), BATCH):
             batch = prepared[at : at + BATCH]
@@ -101,8 +103,8 @@ class Producer:
             sent += self._patiently(lambda batch=batch: self._add(batch), recognisable)  # type: ignore[misc]
         return sent
 
-    def _prepared(self, message: Outgoing) -> tuple[bytes | None, list[bytes]]:
-        """(uid, names and values) as they go to Redis."""
+    def _prepared(self, message: Outgoing, context: list[bytes]) -> tuple[bytes | None, list[bytes]]:
+        """(uid, names and values) as they go to Redis. ``context``: the fields of the current span, for a message that has none of its own."""
         flat: list[bytes] = []
         if message.ticket_id is not None:
             flat += (self._ticket_field, check_ticket(_raw(message.ticket_id)))
@@ -118,6 +120,8 @@ class Producer:
             if not 0 < len(uid) <= _LONGEST_UID:
                 raise ValueError(f"a uid has 1 to {_LONGEST_UID} bytes (this one has {len(uid)})")
             flat += (UID_FIELD, uid)
+        if context and context[0].decode() not in message.fields:
+            flat += context
         if not flat or len(flat) > 2 * _MOST_FIELDS:
             raise ValueError(f"a message has 1 to {_MOST_FIELDS:,} fields (this one has {len(flat) // 2:,})")
         return uid, flat

@@ -29,6 +29,29 @@ ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICA
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 
 
+class Troubles:
+    """How often this process had which trouble with Redis, for its metrics."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}  # guarded by self._lock
+
+    def count(self, trouble: Exception) -> Any:
+        """Count ``trouble``, and give it back, to be raised."""
+        word = _word_of(trouble)
+        with self._lock:
+            self._counts[word] = self._counts.get(word, 0) + 1
+        return trouble
+
+    def seen(self) -> dict[str, int]:
+        """The counts by class: few words, whatever Redis says."""
+        with self._lock:
+            return dict(self._counts)
+
+
+troubles = Troubles()
+
+
 class ScriptMissing(NotNow):
     """Redis does not know the script (restart, failover, SCRIPT FLUSH); it is sent again in full."""
 
@@ -67,6 +90,14 @@ def named(error: redis.RedisError) -> Exception:
             if hint in text:
                 return NotNow(hint.lstrip("-") if hint.startswith("-") else "OOM", f"Redis: {text}")
     return CommandRefused(f"Redis: {text if text.startswith(word) else f'{word} {text}'}")
+
+
+def _word_of(trouble: Exception) -> str:
+    if isinstance(trouble, NotNow):
+        return trouble.kind.lower()
+    if isinstance(trouble, ReplyUnknown):
+        return "reply_unknown"
+    return "nogroup" if isinstance(trouble, GroupMissing) else "refused"
 
 
 class SameServer:
@@ -167,14 +198,14 @@ class Link:
             self.connections += 1
             return self._connection
         except redis.AuthenticationError as refused:
-            raise NotNow("AUTH", f"Redis at {redacted(self.url)} refuses the password or user: {refused}") from refused
+            raise troubles.count(NotNow("AUTH", f"Redis at {redacted(self.url)} refuses the password or user: {refused}")) from refused
         except redis.ResponseError as refused:
             self._moved_on()
             trouble = named(refused)
-            raise (trouble if isinstance(trouble, NotNow) else NotNow("CONNECT", str(trouble))) from refused
+            raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow("CONNECT", str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
-            raise NotNow("CONNECT", f"Redis at {redacted(self.url)} cannot be reached: {failed}") from failed
+            raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} cannot be reached: {failed}")) from failed
 
     def _check_server(self) -> None:
         if self._same_server is None:
@@ -201,7 +232,7 @@ class Link:
             connection.send_packed_command(packed, check_health=False)
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
-            raise ReplyUnknown(f"the connection to Redis broke while sending: {failed}") from failed
+            raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
 
     def _receive(self, block_s: float) -> Any:
         wait = {"timeout": self._timeout_s + block_s} if block_s else {}
@@ -212,10 +243,10 @@ class Link:
             trouble = named(refused)
             if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
-            raise trouble from None
+            raise troubles.count(trouble) from None
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
-            raise ReplyUnknown(f"the connection to Redis broke before the reply: {failed}") from failed
+            raise troubles.count(ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")) from failed
         except BaseException:
             self._moved_on()  # what is left of the reply must not be taken for the next one
             raise

@@ -49,6 +49,7 @@ class Service:
         self._logged: tuple[str, float] = ("", 0.0)
         self._last_turn_s: float | None = None
         self.turns = 0
+        self.failed_turns = 0
 
     def run_once(self) -> float:
         """One turn of the work. Returns the seconds to wait before the next one; ``wake`` cuts that short."""
@@ -133,6 +134,7 @@ class Service:
 
     def _after_failure(self, problem: Exception, rng: random.Random) -> float:
         self._failures += 1
+        self.failed_turns += 1
         self._trouble = f"{type(problem).__name__}: {problem}"
         expected = isinstance(problem, (RedisTrouble, SqlTrouble))
         last, when = self._logged

@@ -12,7 +12,7 @@ import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -109,6 +109,15 @@ class CommonSettings(BaseModel):
     )
     log_level: str = Field("info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error.")
     log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
+
+    @property
+    def secrets(self) -> list[str]:
+        """What no log must show, in the forms in which it may come up. What is in a URL is hidden there by its form."""
+        try:
+            password = urlsplit(self.redis_url).password or ""
+        except ValueError:  # not one that could be used
+            password = ""
+        return [*(str(value) for field, value in self if field.endswith(("_token", "_webhook"))), password, unquote(password)]
 
     @property
     def state_folder(self) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import orjson
 from flask import Flask, Request, Response, current_app, request
 from pydantic import BaseModel, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 from werkzeug.routing import ValidationError as NoSuchPath
@@ -86,18 +86,24 @@ class _Healthy(TypedDict):
 
 
 class _Unwell(TypedDict):
-    """With further facts about the program."""
+    """With further facts about the program. ``reasons`` is missing while draining."""
 
-    status: Literal["failing"]
-    reasons: list[str]
+    status: Literal["failing", "draining"]
+    reasons: NotRequired[list[str]]
 
 
 class _Alive(TypedDict):
     status: Literal["alive"]
 
 
-def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when anybody answers)."""
+def add_health(
+    app: Flask, health: Callable[[], Health], facts: Callable[[], Mapping[str, Any]], draining: Callable[[], bool] = lambda: False
+) -> None:
+    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when anybody answers).
+
+    ``/ready`` is 503 too from the moment a stop was asked for, so that a load balancer sends nothing more while answers still come.
+    ``/live`` looks at nothing: what Redis' absence would fail, a restart would not mend.
+    """
 
     @tells("Does it make progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
     def tell() -> Response:
@@ -105,8 +111,12 @@ def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Map
         status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
+    @tells("May work be sent here, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    def ready() -> Response:
+        return answer({"status": "draining", **facts()}, 503) if draining() else tell()
+
     app.add_url_rule("/api/health", "health", tell)
-    app.add_url_rule("/api/health/ready", "ready", tell)
+    app.add_url_rule("/api/health/ready", "ready", ready)
 
     @tells("Does anybody answer.", {200: _Alive}, role=Role.ANYBODY)
     def live() -> Response:

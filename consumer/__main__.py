@@ -26,7 +26,7 @@ from consumer.wiring import ConsumerProgram
 def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(ConsumerSettings, os.environ, flags)
-        configure(settings.consumer_name, settings.log_level, settings.log_format)
+        configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
         check_reach(settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
         if not is_loopback(settings.bind) and not settings.health_url:
             raise StartRefused("USHER_HEALTH_URL: say under which URL the masters reach this consumer, since USHER_BIND is not on loopback")

@@ -20,6 +20,7 @@ from common.redis_client import CommandRefused, Link
 from common.run_log import encode
 from common.service import Service
 from consumer.context import Message
+from consumer.counts import HandlerCounts
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.owner_steps import Buried, Letter, OwnerSteps
 from consumer.policy.acks import AckBatch, AckLedger, Failure, Finished
@@ -85,6 +86,7 @@ class Acker(Service):
         self._full = threading.Event()
         self.policy = SKIP
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
+        self.counts = HandlerCounts()
         self.acknowledged = 0
         self.stale = 0
         self.dead_letters = 0
@@ -184,6 +186,7 @@ class Acker(Service):
         except CommandRefused as refused:  # counts that Redis will never take must not hold up acknowledgements
             event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
+        self.counts.failed(noted)
         for item in noted:
             if item.then is not None:
                 item.then()
@@ -192,6 +195,7 @@ class Acker(Service):
         record = encode(self._incarnation, batch.finished) if self._run_log_length else b""
         answer = self._steps.ack(batch.by_ticket, record, self._run_log_length)
         self._ledger.settle()
+        self.counts.done(batch.finished)
         done = [entry_id for ids in answer.done.values() for entry_id in ids]
         self._keeper.done(done)
         self.acknowledged += len(done)

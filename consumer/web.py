@@ -13,11 +13,15 @@ from common.web_auth import Doorman
 
 
 def create_app(
-    doorman: Doorman, health: Callable[[], Health], facts: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None
+    doorman: Doorman,
+    health: Callable[[], Health],
+    facts: Callable[[], dict[str, Any]],
+    metrics: Callable[[], bytes] | None = None,
+    draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
     """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token."""
     app = web.create_app(__name__, doorman, max_body=0)
-    web.add_health(app, health, facts)
+    web.add_health(app, health, facts, draining)
     if metrics is not None:
         web.add_metrics(app, metrics)
     return app

@@ -7,11 +7,13 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from common import telemetry
 from common.bell import Bell
 from common.clock import now_s
 from common.credentials import Credentials, Identity, Role, fixed_tokens
@@ -38,6 +40,7 @@ from consumer.journal import Journal, read_journal
 from consumer.lane_keeper import LaneKeeper
 from consumer.lease_guard import LeaseGuard
 from consumer.master_client import MasterClient, MasterUnavailable
+from consumer.metrics import consumer_metrics
 from consumer.options import HandlerOptions, given
 from consumer.owner_steps import Letter, OwnerSteps
 from consumer.policy.outcome import RetryPolicy
@@ -110,7 +113,7 @@ class Incarnation:
         self.reader.message_type = message_type(keys.stream, settings.sources is not None)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(handler, self.executor, settings.concurrency)
+        self.pool = _pool(_traced(handler, keys.stream), self.executor, settings.concurrency)
         self.watch: list[Service] = [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         self._drain_link = link("drain")
         self._drain_steps = steps(self._drain_link)
@@ -191,7 +194,8 @@ class ConsumerProgram:
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
         self._stopped = False
         self._metrics = Metrics()
-        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page)
+        self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
+        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page, lambda: self._stopped)
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
@@ -230,8 +234,8 @@ class ConsumerProgram:
         return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock)
 
     def stop(self) -> None:
+        self._stopped = True
         with self._ending:
-            self._stopped = True
             if self._registrar is not None:
                 self._registrar.stop()
             if self._incarnation is not None:
@@ -299,6 +303,15 @@ def _terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPoli
     """What holds for the handler: attempts and waits, and the longest it may run."""
     base_s, cap_s = given(asked.backoff_s, settings.retry_seconds), given(asked.backoff_cap_s, settings.retry_cap_seconds)
     return RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s), given(asked.deadline_s, settings.handler_seconds)
+
+
+def _traced(handler: Handler, stream: str) -> Handler:
+    """The handler with a span around each call, if its module (or whoever started us) has set OpenTelemetry up; else the handler as it is."""
+    tracer = telemetry.tracer()
+    if tracer is None:
+        return handler
+    call = telemetry.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
+    return replace(handler, call=call)
 
 
 def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:

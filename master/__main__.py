@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(MasterSettings, os.environ, flags)
-        configure("master", settings.log_level, settings.log_format)
+        configure("master", settings.log_level, settings.log_format, settings.secrets)
         check_reach(settings.bind, master_credentials(settings).asked, settings.insecure)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)

@@ -22,6 +22,7 @@ from common.service import Service
 from common.stream_id import rank
 from common.streams import TicketStream, parse_record
 from master.adoption import adopt, rejoin
+from master.counts import LeaderCounts
 from master.elector import Lead
 from master.halts import Halts
 from master.idle_sweep import IdleSweep
@@ -100,7 +101,8 @@ class Dispatcher(Service):
         self._steps: LeaderSteps | None = None
         self._connection = 0  # of the link, in this epoch
         self.board = Board(limits.ticket_window)
-        self._recoverer = Recoverer()
+        self.counts = LeaderCounts()
+        self._recoverer = Recoverer(self.counts)
         self._halts = Halts()
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._last_read = b"0-0"
@@ -184,7 +186,7 @@ class Dispatcher(Service):
                 posted.answered.set()  # without answers: the HTTP thread says that we do not lead
         self._unsure.clear()
         self._rejected.clear()
-        self._recoverer = Recoverer()
+        self._recoverer = Recoverer(self.counts)
         self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
         if self.board.tickets or self.board.consumers:
             self.board = Board(self._limits.ticket_window)
@@ -198,7 +200,7 @@ class Dispatcher(Service):
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
         limits = self._limits
-        steps = LeaderSteps(self._scripts, self._keys, epoch, limits.ticket_field, limits.longest_message, limits.spread)
+        steps = LeaderSteps(self._scripts, self._keys, epoch, limits.ticket_field, limits.longest_message, limits.spread, self.counts)
         steps.check()
         self._connection = self._link.connections
         started = now_s()
@@ -208,18 +210,12 @@ class Dispatcher(Service):
         self._repeats_until = adopted.repeats_until
         self._memory = self._memory.found(adopted.last_delivered)
         self._steps = steps
+        self.counts.adoptions += 1
         self._dry_since_s = 0.0
         self._reconciled_s = now_s()
-        event(
-            log,
-            "adopted",
-            epoch=epoch,
-            consumers=len(self.board.consumers),
-            tickets=len(self.board.tickets),
-            parked=self.board.parked,
-            taken_back=adopted.taken_back,
-            seconds=now_s() - started,
-        )
+        consumers, tickets, parked = len(self.board.consumers), len(self.board.tickets), self.board.parked
+        taken_back, seconds = adopted.taken_back, now_s() - started
+        event(log, "adopted", epoch=epoch, consumers=consumers, tickets=tickets, parked=parked, taken_back=taken_back, seconds=seconds)
 
     def _turn(self) -> float:
         assert self._steps is not None
@@ -269,6 +265,7 @@ class Dispatcher(Service):
     def _lose(self, incarnation: str) -> None:
         if not self._recoverer.has(incarnation) and self.board.lose(incarnation):
             event(log, "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
+            self.counts.lost += incarnation in self._members  # one that left by a drain is not registered any more
             self._recoverer.add(incarnation)
 
     def _reject(self) -> None:

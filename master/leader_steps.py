@@ -5,6 +5,7 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from common.keys import Keys, LogKeys
 from common.message import LONGEST_TICKET
 from common.scripts import ScriptRunner
 from common.stream_id import Position
+from master.counts import LeaderCounts
 from master.policy.plans import HandOverPlan, HandOverReply, TargetReply
 
 
@@ -84,11 +86,19 @@ class LeaderSteps:
     """The steps of one leader in one epoch. ``spread``: what is found without a ticket id may be handed over (``master.intake.sort_out``)."""
 
     def __init__(
-        self, scripts: ScriptRunner, keys: Keys, epoch: int, ticket_field: str, longest_message: int = 0, spread: bool = False
+        self,
+        scripts: ScriptRunner,
+        keys: Keys,
+        epoch: int,
+        ticket_field: str,
+        longest_message: int = 0,
+        spread: bool = False,
+        counts: LeaderCounts | None = None,
     ) -> None:
         self._scripts = scripts
         self._keys = keys
         self._reading = (ticket_field, LONGEST_TICKET, longest_message)
+        self._counts = counts or LeaderCounts()
         self.epoch = epoch
         self.spread = spread
 
@@ -130,8 +140,12 @@ class LeaderSteps:
             args += (target.incarnation, len(target.parts))
             for part in target.parts:
                 args += (part.ticket, part.believed, b" ".join(part.ids))
+        began_ns = time.time_ns()
         _, fence, *targets = self._run("hand_over", script_keys, args)
-        return HandOverReply(int(fence or 0), tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in targets))
+        answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in targets)
+        reply = HandOverReply(int(fence or 0), answers)
+        self._counts.hand_over(plan, reply, began_ns)
+        return reply
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""

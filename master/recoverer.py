@@ -10,6 +10,7 @@ from collections import deque
 
 from common.clock import now_s
 from common.log import event
+from master.counts import LeaderCounts
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps, Rejected
 from master.policy.dispatch import Board
@@ -23,7 +24,8 @@ PAGE = 500
 class Recoverer:
     """The dead incarnations that are being recovered, first come first."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: LeaderCounts | None = None) -> None:
+        self._counts = counts or LeaderCounts()
         self._queue: deque[str] = deque()
         self._taken: dict[str, int] = {}
         self._began_s: dict[str, float] = {}
@@ -70,6 +72,7 @@ class Recoverer:
         board.take_in(freed.parked)
         seconds = now_s() - self._began_s[incarnation]
         event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
+        self._counts.recovered(seconds)
         self._forget(incarnation)
         self._unsure += board.recovered(incarnation, freed.others)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from common import telemetry
 from common.bell import Bell
 from common.clock import now_s
 from common.keys import Keys
@@ -22,18 +24,24 @@ from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
 from master.gathering import Gathering
 from master.halts import ChangeWatch
+from master.hand_over_spans import HandOverSpans
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
 from master.membership import Membership
+from master.metrics import MasterMetrics
 from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
 from master.ticket_feed import TicketFeed
 from master.trimming import Trimmer
+from master.vitals import VitalsReader
 from master.web.app import create_app
+
+if TYPE_CHECKING:
+    from flask import Flask
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +58,7 @@ class MasterProgram:
         self._keys = Keys(settings.work_stream, settings.group)
         self._lead = Lead()
         lease_ms = int(settings.lease_seconds * 1000)
-        limits = Limits(
-            batch=settings.batch_size,
-            ticket_window=settings.ticket_window,
-            parked=settings.parked_limit,
-            reconcile_s=settings.reconcile_seconds,
-            sweep_s=settings.sweep_seconds,
-            min_idle_ms=2 * lease_ms,
-            ticket_field=settings.work_ticket_field,
-            longest_message=settings.longest_message_bytes,
-            spread=settings.unkeyed == "spread",
-        )
-        self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, limits)
+        self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, _limits(settings))
         self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
         bell_link = self._link("doorbell")
         doorbell = Doorbell(bell_link, TicketStream(bell_link, self._keys), self._dispatcher.ring)
@@ -87,11 +84,17 @@ class MasterProgram:
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys, settings.sources)
         self._letters = DeadLetters(self._link("letters"), self._keys)
+        self._vitals = VitalsReader(self._link("vitals"), self._keys)
+        tracer = telemetry.tracer()
+        self._spans = None if tracer is None else HandOverSpans(tracer, self._link("spans", 1.0), self._keys)
+        self._dispatcher.counts.on_handed_over = self._spans
+        metrics.add(MasterMetrics(self._vitals, self._services, self._dispatcher, health))
         metrics.add(AuditMetrics(self._status.audit))
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
-        self.app = create_app(port, **admission(settings), letters=self._letters, metrics=metrics.page)
+        self._stopping = False
+        self.app = self._make_app(port, metrics)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""
@@ -109,6 +112,7 @@ class MasterProgram:
 
     def stop(self) -> None:
         """End the work first, then give the lead up, so that a standby adopts at once and finds nothing moving."""
+        self._stopping = True
         *workers, elector = self._services
         for service in workers:
             service.stop()
@@ -118,6 +122,9 @@ class MasterProgram:
         elector.join(_JOIN_S)
         self._membership.close()
         self._status.close()
+        self._vitals.close()
+        if self._spans is not None:
+            self._spans.close()
         self._letters.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
@@ -129,6 +136,16 @@ class MasterProgram:
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
 
+    def _make_app(self, port: ServicePort, metrics: Metrics) -> Flask:
+        return create_app(
+            port,
+            **admission(self._settings),
+            letters=self._letters,
+            metrics=metrics.page,
+            vitals=self._vitals,
+            draining=lambda: self._stopping,
+        )
+
     def _make_router(self) -> StreamRouter:
         keys = self._keys
         # A stream whose name is its own hash tag begins as its other keys do.
@@ -137,3 +154,17 @@ class MasterProgram:
 
     def _link(self, role: str, timeout_s: float = 5.0) -> Link:
         return Link(self._redis_url, f"master:{role}", timeout_s)
+
+
+def _limits(settings: MasterSettings) -> Limits:
+    return Limits(
+        batch=settings.batch_size,
+        ticket_window=settings.ticket_window,
+        parked=settings.parked_limit,
+        reconcile_s=settings.reconcile_seconds,
+        sweep_s=settings.sweep_seconds,
+        min_idle_ms=int(2000 * settings.lease_seconds),
+        ticket_field=settings.work_ticket_field,
+        longest_message=settings.longest_message_bytes,
+        spread=settings.unkeyed == "spread",
+    )

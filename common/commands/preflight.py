@@ -18,8 +18,8 @@ from common.errors import HandlerUnusable, SettingsError, StartRefused
 from common.settings import load
 
 _SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings", "consumer.settings:ConsumerSettings")
-#: In programs that come later in the start than this check; any name does.
-_ANY_NAME = {"consumer_name": "preflight"}
+#: What is only known of each program at its start, or checked below.
+_ANY = {"consumer_name": "preflight", "handler": "any:handler"}
 
 
 def check_programs(environ: Mapping[str, str]) -> None:
@@ -32,18 +32,20 @@ def check_programs(environ: Mapping[str, str]) -> None:
 
 @click.command()
 def preflight() -> None:
-    """Load the settings of all programs, and the handler."""
+    """Load the settings of all programs, and the handler, if one is named."""
     problems: list[str] = []
     for target in _SETTINGS:
         module, _, name = target.partition(":")
         cls = getattr(importlib.import_module(module), name)
         try:
-            load(cls, os.environ, _ANY_NAME if "consumer_name" in cls.model_fields else None)
+            load(cls, os.environ, _ANY if "consumer_name" in cls.model_fields else None)
         except SettingsError as wrong:
             problems += [problem for problem in wrong.problems if problem not in problems]
     if problems:
         raise SettingsError(problems)
-    handler = os.environ["USHER_HANDLER"]
+    handler = os.environ.get("USHER_HANDLER", "")
+    if not handler:
+        return
     try:
         importlib.import_module("consumer.handlers").load_handler(handler)
     except SystemExit as ended:

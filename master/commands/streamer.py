@@ -36,7 +36,7 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
         return
     try:
         settings = load(StreamerSettings, os.environ, flags)
-        configure("streamer", settings.log_level, settings.log_format)
+        configure("streamer", settings.log_level, settings.log_format, settings.secrets)
         if migrate or waiting:
             sys.exit(_looked(settings, migrate))
         redis_url = resolve_redis_url(settings)

@@ -14,8 +14,9 @@ GET /api/dead-letters/{id}            200 with traceback and fields, 404 ``unkno
 POST /api/dead-letters/redrive        200 with an outcome per letter; a body of ``ids``, or of ``filter`` and ``limit``
 POST /api/dead-letters/drop           the same
 GET /api/audit                        200, the summary of the last audit in ``audit``; null when none was made
+GET /api/lag                          200, plain numbers for autoscalers: ``lag``, ``unfinished`` and the like
 GET /metrics                          200, for Prometheus
-GET /api/health, /ready, /live        200, 503 with the reasons; ``live`` is always 200
+GET /api/health, /ready, /live        200, 503 with the reasons; ``ready`` is 503 during a stop too; ``live`` is always 200
 ====================================  ==============================================================================================
 
 Everything: 400, 401, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 431 for what the client did wrong, 503 with Retry-After when

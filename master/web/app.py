@@ -9,12 +9,14 @@ from typing import Any
 from flask import Flask, Response
 
 from common import web
-from common.openapi import add_document
+from common.openapi import add_document, tells
 from common.web import Problem, answer_problem
 from common.web_auth import Doorman
 from common.web_limits import RateLimits
+from master.vitals import VitalsReader, lag_document
 from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
+from master.web.documents import Lag
 from master.web.follow import events_route
 from master.web.health_url import parse_hosts
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
@@ -29,8 +31,10 @@ def create_app(
     limits: RateLimits | None = None,
     letters: LetterPort | None = None,
     metrics: Callable[[], bytes] | None = None,
+    vitals: VitalsReader | None = None,
+    draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
+    """The application on top of ``port``; with ``letters``, ``metrics`` and ``vitals``, where they are given.
 
     ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
     ``common.web_limits``.
@@ -43,8 +47,10 @@ def create_app(
         app.register_blueprint(letter_routes(letters))
     if metrics is not None:
         web.add_metrics(app, metrics)
+    if vitals is not None:
+        _add_lag(app, vitals)
+    web.add_health(app, port.health, lambda: _role(port.leading()), draining)
     add_document(app, "Usher: a master")
-    web.add_health(app, port.health, lambda: _role(port.leading()))
 
     @app.errorhandler(NameHeld)
     def name_held(held: NameHeld) -> Response:
@@ -63,6 +69,14 @@ def create_app(
         return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
 
     return app
+
+
+def _add_lag(app: Flask, vitals: VitalsReader) -> None:
+    @tells("Plain numbers for whoever scales consumers, such as KEDA's metrics-api scaler.", {200: Lag})
+    def lag() -> Response:
+        return web.answer(lag_document(vitals.read()))
+
+    app.add_url_rule("/api/lag", "lag", lag)
 
 
 def _role(leading: dict[str, Any]) -> dict[str, Any]:

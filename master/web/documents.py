@@ -99,6 +99,19 @@ class Sources(TypedDict):
     sources: dict[str, Any] | None
 
 
+class Lag(TypedDict):
+    """``unfinished``: not read yet, or pending. ``consumers``, ``slots``: of those that live."""
+
+    lag: int
+    lag_is_exact: bool
+    pending: int
+    unfinished: int
+    oldest_seconds: float
+    consumers: int
+    slots: int
+    time_ms: int
+
+
 class Letters(TypedDict):
     """``cursor``: where to go on; null at the end."""
 

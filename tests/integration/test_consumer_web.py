@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -51,16 +52,29 @@ class Work(Service):
 
 class Program:
     def __init__(self, way: str) -> None:
+        self._way = way
         self._work = Work(way)
-        self.app = create_app(doorman(), self._health, lambda: {"name": "c1", "incarnation": "c1:7"})
+        self._stopping = False
+        self._told = 0
+        self._told_enough = threading.Event()
+        self.app = create_app(doorman(), self._health, lambda: {"name": "c1", "incarnation": "c1:7"}, draining=self._draining)
 
     def _health(self) -> Health:
         return judge([self._work], now_s())
+
+    def _draining(self) -> bool:
+        self._told += self._stopping
+        if self._told == 2:
+            self._told_enough.set()
+        return self._stopping
 
     def start(self, port: int, host: str) -> None:
         self._work.start()
 
     def stop(self) -> None:
+        self._stopping = True
+        if self._way == "drain":
+            self._told_enough.wait(20)  # a handler runs
         self._work.stop()
         self._work.join(5)
 
@@ -108,6 +122,16 @@ def test_a_consumer_whose_service_does_not_work_is_503_with_the_reason(start: Ca
     assert [found for found in answered["reasons"] if found.startswith(reason)] == answered["reasons"]
     assert _health(running, "/api/health/ready").status_code == 503
     assert _health(running, "/api/health/live").status_code == 200
+
+
+def test_during_a_drain_it_is_alive_and_well_but_not_ready(start: Callable[[str], Running]) -> None:
+    running = start("drain")
+    assert _health(running, "/api/health/ready").status_code == 200
+    running.signal(signal.SIGTERM)
+    until(lambda: _health(running, "/api/health/ready").status_code == 503, "not ready", running)
+    assert _health(running, "/api/health/live").status_code == _health(running).status_code == 200
+    assert _health(running, "/api/health/ready").json() == {"status": "draining", "name": "c1", "incarnation": "c1:7"}
+    assert running.ended() == 0
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/", 404), ("GET", "/api/tickets", 404), ("POST", "/api/health", 405)])

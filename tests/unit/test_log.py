@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from common.log import configure, event, in_hand, redacted
+from common.settings import CommonSettings
 
 _log = logging.getLogger("tests.log")
 
@@ -155,3 +156,75 @@ def test_the_level_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     event(_log, "quiet")
     event(_log, "loud", level=logging.WARNING)
     assert len(_lines(capsys)) == 1
+
+
+@pytest.mark.parametrize("style", ["human", "json"])
+def test_secrets_of_the_settings_are_never_logged_in_whatever_form(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A canary for each, in every place of a line."""
+    settings = CommonSettings(
+        redis_url="redis://:canary%2Fone@h/0", api_token="canary-two", dead_letter_webhook="https://hooks.example/canary-three"
+    )
+    configure("master", "info", style, settings.secrets)
+    for hidden in ("canary%2Fone", "canary/one", "canary-two", "https://hooks.example/canary-three"):
+        event(_log, f"said_{hidden}", fact=hidden, nested={"token": [hidden]}, raw=hidden.encode())
+        try:
+            raise ValueError(hidden)
+        except ValueError:
+            event(_log, "failed", exc_info=True)
+    _log.info("Authorization: Bearer not-one-of-ours-1234")
+    told = "\n".join(_lines(capsys))
+    assert "canary" not in told
+    assert "1234" not in told
+    assert told.count("***") >= 4 * 4
+
+
+def test_settings_that_are_empty_hide_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("master", "info", "human", CommonSettings().secrets)
+    _log.info("abc a bearer of news")
+    assert _lines(capsys)[0].endswith("abc a bearer of news")
+
+
+def _alike(count: int, at_s: float, message: str = "the_same", **facts: object) -> None:
+    """So many lines, logged at that time."""
+    for _ in range(count):
+        record = _log.makeRecord(_log.name, logging.WARNING, __file__, 1, message, (), None, extra={"facts": facts})
+        record.created = at_s
+        _log.handle(record)
+
+
+def test_a_line_that_comes_again_and_again_is_left_out_and_told_later(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("master", "info", "json")
+    _alike(1000, 100.0, why="x")
+    _alike(1, 100.0, why="y")
+    _alike(1, 109.9, why="x")
+    _alike(3, 110.0, why="x")
+    records = [json.loads(line) for line in _lines(capsys)]
+    assert [record["why"] for record in records] == ["x"] * 10 + ["y"] + ["x"] * 3
+    assert [record.get("left_out") for record in records[10:]] == [None, 991, None, None]
+
+
+def test_lines_that_differ_are_all_there_and_cost_bounded_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("c1", "info", "json")
+    for number in range(2500):
+        _alike(1, 100.0, ticket=number)
+    assert len(_lines(capsys)) == 2500
+    (limiter,) = [found for found in logging.getLogger().handlers[0].filters if hasattr(found, "_seen")]
+    assert len(limiter._seen) <= 1000
+
+
+def test_what_different_messages_say_alike_is_not_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same line about the same ticket, but of different attempts: what is in hand counts."""
+    configure("c1", "info", "json")
+
+    class Attempt(InHand):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def facts(self) -> dict[str, object]:
+            return {"attempt": self.number}
+
+    for number in range(30):
+        in_hand.set(Attempt(number))
+        _alike(1, 100.0)
+    in_hand.set(None)
+    assert len(_lines(capsys)) == 30

@@ -1,0 +1,183 @@
+"""``usher init-deploy``: a folder from which supervisord, or systemd through it, runs Usher on one host."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from common.commands.deploy_folder import ROLES, Host, own_redis_url
+from common.commands.local import EXAMPLE_HANDLER
+from common.commands.preflight import check_programs
+from common.errors import SettingsError, StartRefused
+from common.settings import PREFIX, CommonSettings, is_loopback, load, name_of, options
+
+_ALL = "all"
+#: Said for each program in its section, or by this command's flags.
+_NOT_SHARED = frozenset(
+    PREFIX + name for name in ("BIND", "ADVERTISE_URL", "CONSUMER_NAME", "HEALTH_URL", "CONSUMERS", "MASTERS", "PORT", "REDIS_PORT", "STATE_DIR")
+)
+#: A socket below it must fit into 108 bytes, with what supervisord adds to its name.
+_LONGEST_FOLDER = 70
+
+_HELP = """Write a folder that runs Usher on this host: supervisord.conf, settings and secrets, systemd unit, runbook.
+
+Settings are taken from the environment (USHER_*) and the flags below, and stand in usher.env afterwards. Secrets that are not set are made.
+
+\b
+  usher init-deploy /srv/usher --handler shop.orders:handle            everything on one host
+  set -a; . /srv/usher/usher.env; set +a                               on another host, with a copy of that file:
+  usher init-deploy /srv/usher --role consumer --host 10.0.0.3         more consumers
+"""
+
+
+@click.command(help=_HELP)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--role", "roles", type=click.Choice([_ALL, *ROLES]), multiple=True, default=(_ALL,), help="What runs here; may be given twice. [all]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of this host, at which its programs listen and others reach them.")
+@click.option("--masters", metavar="URL,URL", envvar="USHER_MASTER_URLS", help="All masters of the system. [two on this host, from port 8700]")
+@click.option("--consumers", type=click.IntRange(1, 200), default=2, show_default=True, help="Consumers on this host.")
+@click.option("--handler", envvar="USHER_HANDLER", default=EXAMPLE_HANDLER, show_default=True, help="What they run, as module:function.")
+@click.option("--name", help="Consumers are called NAME-1, NAME-2 ... [consumer on loopback, else the host]")
+@click.option("--health-port", type=click.IntRange(1, 65_000), default=8721, show_default=True, help="Port of the first consumer; the others follow.")
+@click.option("--redis-port", type=click.IntRange(1, 65_535), default=6390, show_default=True, help="Port of the Redis on this host.")
+@click.option("--force", is_flag=True, help="Overwrite files that are there. state/ is never touched.")
+@options(CommonSettings)
+def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[str, Any], **asked: Any) -> None:
+    host = plan(folder.absolute(), roles, asked, os.environ, flags)
+    files = host.files()
+    there = [name for name in files if (host.folder / name).exists()]
+    if there and not force:
+        raise StartRefused(f"{host.folder} has {', '.join(there)} already; choose another folder, or --force to overwrite")
+    write(host, files)
+    runs = ", ".join(program.name for program in host.programs())
+    click.echo(f"{host.folder} runs {runs}.\nStart it: {host.folder}/start    More: {host.folder}/README.md")
+    if "consumer" in host.roles:
+        _warn_of_handler(host.settings)
+
+
+def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, Any]) -> Host:
+    """What will run, after all checks. Raises StartRefused or SettingsError naming the setting or flag."""
+    settings = load(CommonSettings, environ, {name: value for name, value in flags.items() if name != "state_dir"})
+    address = asked["host"].strip("[]")
+    _check_folder(folder)
+    _check_address(address)
+    shared = {name: value for name, value in environ.items() if name.startswith(PREFIX) and name not in _NOT_SHARED}
+    shared |= {name_of(name): str(value) for name, value in settings.model_dump(exclude_defaults=True).items() if name != "state_dir"}
+    shared["USHER_STATE_DIR"] = str(folder / "state")
+    shared["USHER_HANDLER"] = asked["handler"]
+    chosen = _roles(roles, settings.redis_url, address, asked["redis_port"])
+    urls = _masters(chosen, asked["masters"] or "", address)
+    shared["USHER_MASTER_URLS"] = ",".join(urls)
+    shared["USHER_REDIS_URL"] = settings.redis_url or _new_redis(chosen, address, asked["redis_port"])
+    shared["USHER_API_TOKEN"] = settings.api_token or _new_token(chosen)
+    _check_health_hosts(chosen, address, shared)
+    drain_seconds = _check_programs(shared)
+    _check_quotes(shared)
+    prefix = asked["name"] or ("consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-"))
+    return Host(folder, chosen, address, urls, asked["consumers"], prefix, asked["health_port"], drain_seconds, shared)
+
+
+def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
+    """Write them, each whole or not at all, secrets never readable for others; and make the state folder."""
+    try:
+        for made in (host.folder, host.state, host.state / "logs", *([host.state / "redis"] if "redis" in host.roles else [])):
+            made.mkdir(mode=0o755 if made == host.folder else 0o700, parents=True, exist_ok=True)
+        for name, (text, mode) in files.items():
+            draft = host.folder / f".{name}.new"
+            draft.unlink(missing_ok=True)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+                file.write(text)
+            draft.replace(host.folder / name)
+    except OSError as problem:
+        raise StartRefused(f"{host.folder} cannot be written: {problem}") from problem
+
+
+def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int) -> list[str]:
+    """In the order in which they start. A Redis elsewhere is nobody's role here."""
+    url = urlsplit(redis_url)
+    is_ours = not redis_url or (url.scheme == "redis" and url.hostname == address and bool(url.password) and url.port == redis_port)
+    if "redis" in asked and not is_ours:
+        ours = f"redis://default:PASSWORD@{_in_url(address)}:{redis_port}/0 (--host, --redis-port)"
+        raise StartRefused(f"--role redis: USHER_REDIS_URL names another Redis than {ours}; unset it")
+    return [role for role in ROLES if role in asked or (_ALL in asked and (role != "redis" or is_ours))]
+
+
+def _masters(roles: list[str], asked: str, address: str) -> list[str]:
+    """URLs of all masters of the system."""
+    if asked:
+        return [url.strip().rstrip("/") for url in asked.split(",")]
+    if "consumer" in roles and "master" not in roles:
+        raise StartRefused("--masters (or USHER_MASTER_URLS): where are the masters that these consumers work for?")
+    return [f"http://{_in_url(address)}:{port}" for port in (8700, 8701)]
+
+
+def _new_redis(roles: list[str], address: str, port: int) -> str:
+    if "redis" not in roles:
+        raise StartRefused("USHER_REDIS_URL is not set, and --role redis is not asked for: which Redis is to be used?")
+    return own_redis_url(address, port, secrets.token_urlsafe(32))
+
+
+def _new_token(roles: list[str]) -> str:
+    if roles == ["consumer"]:
+        raise StartRefused("USHER_API_TOKEN is not set: consumers need that of the masters. In a shell:  set -a; . /path/to/their/usher.env; set +a")
+    return secrets.token_urlsafe(32)
+
+
+def _check_folder(folder: Path) -> None:
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER or re.search(r"[\s'\"\\%;#$`]", str(folder)):
+        raise StartRefused(f"{folder}: choose a path of at most {_LONGEST_FOLDER} bytes without spaces, quotes or any of \\ % ; # $ `")
+
+
+def _check_address(address: str) -> None:
+    try:
+        if ipaddress.ip_address(address).is_unspecified:
+            raise StartRefused(f"--host {address} is no address at which others can reach this host; name the one they use")
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9.-]+", address):
+            raise StartRefused(f"--host {address!r} is neither an address nor a host name") from None
+
+
+def _check_health_hosts(roles: list[str], address: str, shared: dict[str, str]) -> None:
+    """A master asks consumers at the hosts of USHER_HEALTH_HOSTS only; others could not register."""
+    if "USHER_HEALTH_HOSTS" in shared or is_loopback(f"{_in_url(address)}:1"):
+        return
+    if "master" in roles and "consumer" not in roles:
+        raise StartRefused("USHER_HEALTH_HOSTS is not set: name the hosts or the network of the consumers, e.g. USHER_HEALTH_HOSTS=10.0.0.0/24")
+    shared["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{address}"
+
+
+def _check_programs(shared: Mapping[str, str]) -> float:
+    """Raise StartRefused unless master and consumer accept all of the settings; the drain seconds."""
+    without_handler = {name: value for name, value in shared.items() if name != "USHER_HANDLER"}
+    check_programs({**_plain_environ(), **without_handler})
+    return float(shared.get("USHER_DRAIN_SECONDS", 20))
+
+
+def _warn_of_handler(settings: Mapping[str, str]) -> None:
+    try:
+        check_programs({**_plain_environ(), **settings})
+    except StartRefused as unusable:
+        click.echo(f"usher: mind that {unusable}", err=True)
+
+
+def _plain_environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
+def _check_quotes(shared: Mapping[str, str]) -> None:
+    """What a shell and systemd read alike between single quotes."""
+    odd = [name for name, value in shared.items() if "'" in value or "\n" in value or "\\" in value]
+    if odd:
+        raise SettingsError([f"{name} has a quote, a backslash or a line break, which cannot stand in usher.env" for name in sorted(odd)])
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,38 @@
+"""The consumer's metrics: what its handlers did, and what it has to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+
+from common.clock import now_s
+from common.metrics import counter, counters, gauge, histogram, service_metrics
+
+if TYPE_CHECKING:
+    from consumer.wiring import Incarnation
+
+
+def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Metric]:
+    """A source for ``common.metrics.Metrics``; ``incarnation`` None before there is one."""
+    yield gauge("registered", "1 if this consumer has its name and a lease that lives.", incarnation is not None and incarnation.lease.holds())
+    yield gauge("slots", "Handlers that may run at the same time.", slots)
+    if incarnation is None:
+        return
+    acker, keeper, counts = incarnation.acker, incarnation.keeper, incarnation.acker.counts
+    lease_left_s = max(0.0, incarnation.lease.ends_s - now_s())
+    tickets, messages = keeper.load()
+    yield gauge("running_handlers", "Handlers that run.", keeper.running)
+    yield gauge("owned_tickets", "Tickets that this consumer owns.", tickets)
+    yield gauge("owned_messages", "Messages of them that are not done here.", messages)
+    yield gauge("lease_left_seconds", "What is left of the lease; it is renewed every third of its life.", lease_left_s)
+    yield gauge("draining", "1 while this consumer takes no new work and gives back what it has.", keeper.paused)
+    text = "Starts of a handler, by what they ended in: done, failed, retry_later, gave_up."
+    yield counters("attempts", text, "outcome", counts.outcomes)
+    yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
+    yield counter("stale_acknowledgements", "Tickets whose acknowledgement came after another owner had them.", acker.stale)
+    yield histogram("handler_seconds", "Time of a handler call, every execution; counted when Redis has its outcome.", counts.handlers)
+    text = "From XADD to the handler's first start, by the clocks of Redis and consumer; one of 64 messages of a batch is looked at, at least one."
+    yield histogram("wait_seconds", text, counts.waits)
+    yield from service_metrics(incarnation.services)

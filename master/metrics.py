@@ -1,0 +1,94 @@
+"""The master's metrics: what it knows of itself, and the stream's vitals.
+
+Every master tells the vitals, so that they survive the loss of one; in queries take the ``max`` over masters. What the leader counts
+(``usher_handed_over_messages_total`` and the like) is added up with ``sum``: a standby's stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from common.errors import RedisTrouble
+from common.metrics import counter, gauge, gauges, histogram, service_metrics
+from common.redis_client import CommandRefused
+from common.service import Service
+from master.counts import LeaderCounts
+from master.dispatcher import Dispatcher
+from master.health_checker import HealthChecker
+from master.vitals import Load, Vitals, VitalsReader
+
+#: Consumers that get series of their own. A consumer keeps its name over restarts, so names are few; if they are not, the rest is one.
+MOST_CONSUMERS = 200
+#: No consumer can be called so.
+OTHERS = "_others"
+_STATES = ("live", "draining", "revoked", "lost")
+
+
+@dataclass(frozen=True)
+class MasterMetrics:
+    """A source for ``common.metrics.Metrics``."""
+
+    vitals: VitalsReader
+    services: Sequence[Service]
+    dispatcher: Dispatcher
+    health: HealthChecker
+
+    def __call__(self) -> Iterable[Metric]:
+        yield gauge("leader", "1 on the master that leads.", self.dispatcher.leads)
+        yield counter("leases_revoked", "Leases taken from consumers whose health URL was silent.", self.health.revoked)
+        yield from _counted(self.dispatcher.counts)
+        yield from service_metrics(self.services)
+        try:
+            vitals = self.vitals.read()
+        except (RedisTrouble, CommandRefused):
+            yield gauge("redis_up", "1 if Redis answered this scrape.", 0)
+            return
+        yield gauge("redis_up", "1 if Redis answered this scrape.", 1)
+        yield from _told(vitals)
+        yield from _consumers(vitals.consumers)
+
+
+def _counted(counts: LeaderCounts) -> Iterable[Metric]:
+    yield counter("adoptions", "Times that this master began to lead, or began again after a reply that was not sure.", counts.adoptions)
+    yield counter("handed_over_messages", "Messages handed over.", counts.handed_over)
+    yield counter("hand_over_batches", "Calls of the hand_over script.", counts.batches)
+    yield histogram("hand_over_call_seconds", "Time of a call of the hand_over script, round trip included.", counts.calls)
+    text = "From XADD to hand-over, by the clocks of Redis and master; at most 17 tickets of each batch are looked at."
+    yield histogram("hand_over_wait_seconds", text, counts.waits)
+    yield counter("consumers_lost", "Consumers whose lease ended without a goodbye.", counts.lost)
+    yield histogram("recovery_seconds", "From noticing a lost consumer until all its entries could be handed over again.", counts.recoveries)
+
+
+def _told(vitals: Vitals) -> Iterable[Metric]:
+    yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
+    yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
+    yield gauge("lag_messages", "Entries that were not read yet; see usher_lag_is_exact.", vitals.lag)
+    yield gauge("lag_is_exact", "0 if there are more than usher_lag_messages (Redis before 7.0, which is counted up to 50,000).", vitals.lag_is_exact)
+    yield gauge("unfinished_messages", "Lag and pending together: what is not done.", vitals.unfinished)
+    yield gauge("oldest_message_age_seconds", "Age of the oldest message that is not done; 0 if there is none.", vitals.oldest_s)
+    pending = {"handed_over": vitals.handed_over, "parked": vitals.parked, "halted": vitals.halted}
+    yield gauges("pending_messages", "Read and not acknowledged. halted: behind a dead letter, waiting for an operator.", "state", pending)
+    yield gauge("tickets_in_processing", "Tickets that have an owner, or are halted.", vitals.tickets)
+    yield gauge("tried_messages", "Unfinished messages that failed, or ran when a process ended, at least once.", vitals.tried_before)
+    yield gauge("dead_letters_open", "Dead letters that nobody has redriven or dropped yet.", vitals.dead_letters)
+
+
+def _consumers(loads: Mapping[str, Load]) -> Iterable[Metric]:
+    by_state = dict.fromkeys(_STATES, 0.0)
+    pending: dict[str, float] = {}
+    slots: dict[str, float] = {}
+    live: dict[str, float] = {}
+    for place, (name, load) in enumerate(loads.items()):
+        shown = name if place < MOST_CONSUMERS else OTHERS
+        by_state[load.state if load.state in by_state else "lost"] += 1
+        pending[shown] = pending.get(shown, 0) + load.pending
+        slots[shown] = slots.get(shown, 0) + load.slots
+        live[shown] = live.get(shown, 0) + (load.state == "live")
+    yield gauges("consumers", "Registered consumers. lost: the lease has ended and the entries are not all taken back yet.", "state", by_state)
+    text = f"the first {MOST_CONSUMERS} by name have their own, the rest is {OTHERS}."
+    yield gauges("consumer_pending_messages", f"Handed over to a consumer and not acknowledged; {text}", "consumer", pending)
+    yield gauges("consumer_slots", f"Handlers that a consumer runs at the same time; {text}", "consumer", slots)
+    yield gauges("consumer_live", f"1 if a consumer is live; {text}", "consumer", live)

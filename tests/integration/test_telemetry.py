@@ -1,0 +1,187 @@
+"""Tracing with the real OpenTelemetry SDK: what a producer's span becomes at the consumer and at the master."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Tracer
+
+from common import telemetry
+from common.errors import RetryLater
+from common.producer import Outgoing, Producer
+from common.redis_client import Link
+from consumer.context import Message, OwnLease
+from master.hand_over_spans import HandOverSpans
+from tests.integration.factories import World, plan
+
+
+class Recorder:
+    """A tracer, and the spans that have ended."""
+
+    def __init__(self) -> None:
+        self._kept = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self.tracer: Tracer = provider.get_tracer("test")
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self._kept.get_finished_spans())
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    yield Recorder()
+
+
+def _sent(link: Link, recorder: Recorder, count: int = 1) -> list[Message]:
+    """Messages that were sent in the span ``order``, as a consumer gets them."""
+    with recorder.tracer.start_as_current_span("order"):
+        Producer(link).send_many([Outgoing("T", {"number": n}) for n in range(count)])
+    entries = link.call("XRANGE", "ticket_stream", "-", "+")
+    return [Message(b"T", entry_id, 7, flat, OwnLease(60, 0)) for entry_id, flat in entries]
+
+
+def test_a_handler_runs_in_a_child_of_the_span_that_its_message_was_sent_in(link: Link, recorder: Recorder) -> None:
+    [message] = _sent(link, recorder)
+
+    def handle(message: Message) -> None:
+        with recorder.tracer.start_as_current_span("inside"):
+            pass
+
+    telemetry.traced(handle, recorder.tracer, "ticket_stream", is_async=False, is_batch=False)(message)
+    order, inside, process = recorder.spans
+    assert (process.name, process.kind.name, process.status.status_code.name) == ("process ticket_stream", "CONSUMER", "UNSET")
+    assert process.parent is not None and order.context is not None and inside.parent is not None and process.context is not None
+    assert (process.parent.trace_id, process.parent.span_id) == (order.context.trace_id, order.context.span_id)
+    assert inside.parent.span_id == process.context.span_id
+    assert process.attributes is not None
+    assert process.attributes["usher.ticket_id"] == "T"
+    assert process.attributes["messaging.message.id"] == message.id
+
+
+def test_an_async_handler_has_its_span_for_as_long_as_it_runs(link: Link, recorder: Recorder) -> None:
+    messages = _sent(link, recorder, 2)
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        with recorder.tracer.start_as_current_span(message.fields["number"]):
+            pass
+
+    call = telemetry.traced(handle, recorder.tracer, "s", is_async=True, is_batch=False)
+
+    async def both() -> None:
+        await asyncio.gather(*map(call, messages))
+
+    asyncio.run(both())
+    parents = {span.name: span.parent.span_id for span in recorder.spans if span.parent is not None and span.name in "01"}
+    processes = {span.attributes["messaging.message.id"]: span for span in recorder.spans if span.name == "process s" and span.attributes}
+    assert parents == {message.fields["number"]: processes[message.id].context.span_id for message in messages}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("raised", "status", "event"), [(ValueError("no"), "ERROR", "exception"), (RetryLater(1), "UNSET", "retry_later")])
+def test_what_a_handler_raises_goes_on_and_is_told(link: Link, recorder: Recorder, raised: Exception, status: str, event: str) -> None:
+    [message] = _sent(link, recorder)
+
+    def handle(message: Message) -> None:
+        raise raised
+
+    with pytest.raises(type(raised)):
+        telemetry.traced(handle, recorder.tracer, "s", is_async=False, is_batch=False)(message)
+    span = recorder.spans[-1]
+    assert (span.status.status_code.name, [told.name for told in span.events]) == (status, [event])
+
+
+def test_a_batch_call_is_one_span_that_links_to_all(link: Link, recorder: Recorder) -> None:
+    messages = _sent(link, recorder, 3)
+    result = telemetry.traced(len, recorder.tracer, "s", is_async=False, is_batch=True)(messages)
+    assert result == 3
+    order, process = recorder.spans
+    assert order.context is not None
+    assert process.parent is None
+    assert [link.context.span_id for link in process.links] == [order.context.span_id] * 3
+
+
+@pytest.mark.parametrize("told", [None, "", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "\udcff"])
+def test_a_message_without_a_usable_context_begins_a_trace_of_its_own(recorder: Recorder, told: str | None) -> None:
+    flat = [b"ticket_id", b"T"] + ([] if told is None else [b"traceparent", told.encode("utf-8", "surrogateescape")])
+    with recorder.tracer.start_as_current_span("of the thread, which has nothing to do with it"):
+        telemetry.traced(str, recorder.tracer, "s", is_async=False, is_batch=False)(Message(b"T", b"1-1", 1, flat, OwnLease(60, 0)))
+    assert recorder.spans[0].parent is None
+
+
+def test_what_a_producer_says_itself_stands_and_without_a_span_nothing_is_added(link: Link, recorder: Recorder) -> None:
+    producer = Producer(link)
+    with recorder.tracer.start_as_current_span("order"):
+        producer.send("T", {"traceparent": "mine"})
+    producer.send("T", {"text": "x"})
+    first, second = (flat for _, flat in link.call("XRANGE", "ticket_stream", "-", "+"))
+    assert first == [b"ticket_id", b"T", b"traceparent", b"mine"]
+    assert second == [b"ticket_id", b"T", b"text", b"x"]
+
+
+def test_a_hand_over_is_a_span_that_links_to_its_messages(world: World, recorder: Recorder) -> None:
+    with recorder.tracer.start_as_current_span("order"):
+        context = telemetry.context_fields()
+    leader, a = world.elect(), world.join("a")
+    world.add(b"5-1", "ticket_id", b"T", "traceparent", context["traceparent"])
+    world.add(b"6-1", "ticket_id", b"T")
+    leader.fetch(10)
+    planned = plan(a, {b"T": [b"5-1", b"6-1"]})
+    began_ns = time.time_ns()
+    leader.hand_over(planned)
+    HandOverSpans(recorder.tracer, world.link, world.keys)(planned, began_ns)
+    order, span = recorder.spans
+    assert (span.name, span.start_time) == ("hand_over ticket_stream", began_ns)
+    assert order.context is not None
+    assert [link.context.span_id for link in span.links] == [order.context.span_id]
+    assert span.attributes is not None
+    assert span.attributes["messaging.batch.message_count"] == 2
+
+
+def test_a_span_that_cannot_be_linked_is_a_span_all_the_same(world: World, recorder: Recorder) -> None:
+    away = Link("redis://127.0.0.1:1/0", "test", 0.2)
+    HandOverSpans(recorder.tracer, away, world.keys)(plan(world.join("a"), {b"T": [b"5-1"]}), time.time_ns())
+    assert [len(span.links) for span in recorder.spans] == [0]
+
+
+def test_read_field_tells_the_first_value_of_each_entry_and_nothing_else(world: World) -> None:
+    world.add(b"5-1", "x", b"one", "x", b"two")
+    world.add(b"6-1", "y", b"x")
+    assert world.scripts.run("read_field", (world.keys.stream,), ("x", b"5-1", b"6-1", b"7-1")) == [b"one", None, None]
+    assert world.scripts.run("read_field", ("nowhere",), ("x", b"5-1")) == [None]
+
+
+def _runs(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_where_opentelemetry_is_not_installed_nothing_is_done() -> None:
+    _runs("""
+import sys
+sys.modules["opentelemetry"] = None  # importing it fails, as where it is not installed
+import common.producer, consumer.wiring, master.wiring
+from common import telemetry
+assert telemetry.tracer() is None and telemetry.context_fields() == {}
+assert not [name for name in sys.modules if name.startswith("opentelemetry.")]
+""")
+
+
+def test_the_api_alone_makes_no_spans() -> None:
+    _runs("""
+import opentelemetry.trace
+from common import telemetry
+assert telemetry.tracer() is None and telemetry.context_fields() == {}
+from opentelemetry.sdk.trace import TracerProvider
+opentelemetry.trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
+assert telemetry.tracer() is not None
+""")

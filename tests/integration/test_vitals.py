@@ -1,0 +1,86 @@
+"""Vitals: the sums that /metrics and /api/lag tell, read from a real Redis in each of its states."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from common.errors import NotNow
+from common.keys import Keys
+from common.redis_client import Link
+from master.vitals import VitalsReader, lag_document
+from tests.integration.factories import World, plan
+
+
+def _read(world: World) -> dict[str, object]:
+    return vars(VitalsReader(world.link, world.keys).read())
+
+
+def test_an_empty_system_has_nothing_and_no_leader(world: World) -> None:
+    seen = _read(world)
+    assert (seen["lag"], seen["pending"], seen["oldest_s"], seen["led"], seen["consumers"]) == (0, 0, 0.0, False, {})
+
+
+def test_what_waits_where_is_told_apart(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    owned = world.parked(leader, b"T")
+    leader.hand_over(plan(a, {b"T": owned}))
+    world.parked(leader, b"U")
+    world.parked(leader, b"V")
+    world.send(b"W")
+    world.end_lease(b)
+    seen = VitalsReader(world.link, world.keys).read()
+    assert (seen.entries, seen.lag, seen.lag_is_exact, seen.pending) == (4, 1, True, 3)
+    assert (seen.handed_over, seen.parked, seen.halted, seen.tickets, seen.unfinished) == (1, 2, 0, 1, 4)
+    assert {name: (load.state, load.pending) for name, load in seen.consumers.items()} == {"a": ("live", 1), "b": ("lost", 0)}
+    assert seen.led
+    assert lag_document(seen) | {"time_ms": 0, "oldest_seconds": 0} == {
+        "lag": 1, "lag_is_exact": True, "pending": 3, "unfinished": 4, "oldest_seconds": 0, "consumers": 1, "slots": 8, "time_ms": 0
+    }
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_the_oldest_message_is_the_oldest_that_is_not_done(world: World, is_read: bool) -> None:
+    leader = world.elect()
+    hour_ago, minute_ago = (b"%d-1" % (int(time.time() - age_s) * 1000) for age_s in (3600, 60))
+    if is_read:
+        world.parked(leader, b"T", hour_ago)
+    else:
+        world.send(b"T", hour_ago)
+    world.send(b"U", minute_ago)
+    seen = VitalsReader(world.link, world.keys).read()
+    assert 3590 < seen.oldest_s < 3700
+    assert seen.lag == 2 - is_read
+
+
+def test_a_lost_group_and_a_lost_stream_are_all_lag_or_nothing(world: World) -> None:
+    world.send(b"T")
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    seen = VitalsReader(world.link, world.keys).read()
+    assert (seen.lag, seen.pending, seen.oldest_s > 0) == (1, 0, True)
+    world.link.call("DEL", world.keys.stream)
+    assert _read(world)["lag"] == 0
+    world.make_group()
+
+
+def test_a_lag_beyond_what_is_counted_says_so_where_redis_does_not_know(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("master.vitals._MOST_COUNTED", 4)
+    monkeypatch.setattr("master.vitals._PAGE", 2)
+    for _ in range(9):
+        world.send(b"T")
+    seen = VitalsReader(world.link, world.keys).read()
+    assert (seen.lag, seen.lag_is_exact) in ((4, False), (9, True))
+    assert seen.lag_is_exact == world.claiming_drops_the_bodiless, "Redis 7 knows it"
+
+
+def test_many_who_ask_in_one_second_cost_one_look(world: World) -> None:
+    reader = VitalsReader(world.link, world.keys)
+    before = reader.read()
+    world.send(b"T")
+    assert reader.read() is before
+
+
+def test_a_redis_that_is_away_is_an_error_for_whoever_asks() -> None:
+    with pytest.raises(NotNow):
+        VitalsReader(Link("redis://127.0.0.1:1/0", "test", 0.2), Keys("s", "g")).read()

@@ -1,0 +1,168 @@
+"""Metrics of real programs, read with Prometheus' own parser; and whether dashboard and alerts ask for what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.embedded import EmbeddedRedis
+from common.redis_client import Link
+from tests.process.crew import KEYS, Crew
+from tests.process.machine import ROOT
+
+pytestmark = pytest.mark.process
+
+_TICKETS = 300
+_HANDLER = """
+from consumer import GiveUp
+def handle(message):
+    if message.fields["text"] == "bad":
+        raise GiveUp("bad")
+    if message.fields["text"] == "again" and message.attempt == 1:
+        raise ValueError("once")
+"""
+
+
+class Pages:
+    """A crew that has handled messages, and lost a consumer; and what its programs tell."""
+
+    def __init__(self, crew: Crew, link: Link) -> None:
+        self.crew = crew
+        self.link = link
+        health = crew.events("listening", "c")
+        self.consumer_urls = {record["program"]: record["url"] for record in health}
+
+    @staticmethod
+    def samples(url: str) -> dict[str, float]:
+        """``name{label="value"}`` -> value; of all families, read by the real parser."""
+        answer = requests.get(f"{url}/metrics", timeout=20)
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        found = {}
+        for family in text_string_to_metric_families(answer.text):
+            assert family.documentation or not family.name.startswith("usher_"), family.name
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return found
+
+
+def is_done(crew: Crew) -> bool:
+    """Whether every master says so: what they say may be a second old."""
+    told = [requests.get(f"{url}/api/lag", timeout=20).json() for url in crew.masters]
+    return all(document["unfinished"] == 0 for document in told)
+
+
+@pytest.fixture(scope="module")
+def pages() -> Iterator[Pages]:
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name, EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as redis:
+        folder = Path(name)
+        (folder / "shop.py").write_text(_HANDLER)
+        link = Link(redis.url, "test")
+        with Crew(folder, redis.url) as crew:
+            crew.start(2, ["c1", "c2"], "shop:handle", USHER_RETRY_SECONDS="0.05")
+            words = ["bad", "again", *["good"] * (_TICKETS - 2)]
+            link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"secret-{n}", "text", word) for n, word in enumerate(words)])
+            time.sleep(1.1)
+            crew.until(lambda: is_done(crew), 60, "all are done")
+            worker = psutil.Process(crew.worker_of("c2"))
+            crew.processes["c2"].kill()  # its arbiter too: nobody brings it back
+            worker.kill()
+            crew.until(lambda: crew.events("consumer_recovered", "master"), 60, "its loss is noticed")
+            link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", "late", "text", "good") for _ in range(3)])
+            time.sleep(1.1)  # until nobody believes what was before
+            crew.until(lambda: is_done(crew), 60, "these are done too")
+            yield Pages(crew, link)
+        link.close()
+
+
+def test_the_master_tells_what_it_did_and_how_the_stream_is(pages: Pages) -> None:
+    told = [pages.samples(url) for url in pages.crew.masters]
+    assert sum(page["usher_leader"] for page in told) == 1
+    leader = max(told, key=lambda page: page["usher_leader"])
+    assert leader["usher_handed_over_messages_total"] >= _TICKETS + 3
+    assert leader["usher_hand_over_call_seconds_count"] == leader["usher_hand_over_batches_total"] > 0
+    assert leader["usher_hand_over_wait_seconds_count"] > 0
+    assert leader["usher_recovery_seconds_count"] == leader["usher_consumers_lost_total"] == 1
+    assert leader['usher_service_turns_total{service="dispatch"}'] > 0
+    for page in told:  # a standby knows the stream too
+        assert page["usher_redis_up"] == page["usher_leader_known"] == 1
+        assert page["usher_stream_entries"] == _TICKETS + 3
+        assert page["usher_lag_messages"] == page["usher_unfinished_messages"] == page["usher_oldest_message_age_seconds"] == 0
+        assert page["usher_dead_letters_open"] == 1
+        assert page['usher_consumers{state="live"}'] == page['usher_consumer_live{consumer="c1"}'] == 1
+        assert page['usher_service_threads_down{service="elect"}'] == 0
+
+
+def test_a_consumer_tells_what_its_handlers_did(pages: Pages) -> None:
+    page = pages.samples(pages.consumer_urls["c1"])
+    done = page['usher_attempts_total{outcome="done"}']
+    assert done == page["usher_acknowledged_messages_total"] > 0
+    failed = sum(value for name, value in page.items() if name.startswith("usher_attempts_total") and "done" not in name)
+    assert page["usher_handler_seconds_count"] == page['usher_handler_seconds_bucket{le="+Inf"}'] == done + failed
+    assert 0 < page["usher_wait_seconds_count"] <= done
+    assert page["usher_registered"] == 1
+    assert 0 < page["usher_lease_left_seconds"] <= 3
+    assert page['usher_service_turns_total{service="ack"}'] > 0
+    assert page['usher_service_threads_down{service="work"}'] == 0, "the workers are one role"
+
+
+def test_no_label_names_a_ticket_or_a_message_and_the_pages_stay_small(pages: Pages) -> None:
+    for url in [*pages.crew.masters, pages.consumer_urls["c1"]]:
+        text = requests.get(f"{url}/metrics", timeout=20).text
+        assert "secret-" not in text
+        assert not re.search(r'="\d{10,}-\d+"', text)
+        assert len(text) < 20_000
+
+
+def test_asking_again_and_again_costs_redis_nothing_more(pages: Pages) -> None:
+    def calls() -> int:
+        lines = pages.link.call("INFO", "commandstats").decode().splitlines()
+        return sum(int(line.partition("calls=")[2].partition(",")[0]) for line in lines if line.startswith("cmdstat_xpending"))
+
+    before = calls()
+    for _ in range(30):
+        pages.samples(pages.crew.masters[0])
+    assert calls() - before < 15, "30 pages of one master in little more than a second"
+
+
+def test_lag_is_plain_json_for_autoscalers(pages: Pages) -> None:
+    for url in pages.crew.masters:
+        document = requests.get(f"{url}/api/lag", timeout=20).json()
+        assert (document["lag"], document["unfinished"], document["consumers"], document["lag_is_exact"]) == (0, 0, 1, True)
+
+
+def test_dashboard_and_alerts_ask_only_for_what_there_is(pages: Pages) -> None:
+    told: set[str] = set()
+    for url in [*pages.crew.masters, pages.consumer_urls["c1"]]:
+        told |= {name.partition("{")[0] for name in pages.samples(url)}
+    asked = names_in((ROOT / "deploy" / "alerts.yml").read_text()) | names_in((ROOT / "deploy" / "grafana.json").read_text())
+    # Only there after something happened that did not happen here.
+    rare = {"usher_redis_errors_total", "usher_dead_letters_total", "usher_audit_findings", "usher_audit_last_run_timestamp_seconds"}
+    assert len(asked) > 15
+    assert asked - rare <= told
+    assert rare | asked <= {*told, *rare}
+
+
+def names_in(text: str) -> set[str]:
+    """Metric names in PromQL, wherever it stands in a text."""
+    return set(re.findall(r"\b(?:usher|process)_[a-z_]+\b", text))
+
+
+def test_the_dashboard_is_one_that_grafana_can_import() -> None:
+    dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert dashboard["title"] and dashboard["uid"] and len(panels) >= 12
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for panel in panels:
+        assert panel["title"] and panel["gridPos"]["w"] + panel["gridPos"]["x"] <= 24
+        assert panel["targets"] and all(names_in(target["expr"]) for target in panel["targets"])

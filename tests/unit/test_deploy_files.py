@@ -1,0 +1,156 @@
+"""What `usher init-deploy` refuses and writes, and whether the files of deploy/ fit each other. Nothing is started."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from common.commands import deploy_folder
+from common.commands.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
+from common.commands.init_deploy import plan
+from common.commands.local import LocalSettings, Plan
+from common.errors import SettingsError, StartRefused, UsherError
+
+_ASKED: dict[str, Any] = {
+    "host": "127.0.0.1", "masters": None, "consumers": 2, "handler": "shop:handle",
+    "name": None, "health_port": 8721, "redis_port": 6390,
+}
+_ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN": "token"}
+
+
+@pytest.fixture(autouse=True)
+def _programs_accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each of these tests would take a second; tests/process/test_init_deploy.py asks the real ones."""
+    monkeypatch.setattr("common.commands.init_deploy.check_programs", lambda environ: None)
+
+
+def planned(*roles: str, folder: str = "/srv/usher", environ: dict[str, str] | None = None, **asked: Any) -> Host:
+    return plan(Path(folder), roles or ("all",), _ASKED | asked, environ or {}, {})
+
+
+def sections(host: Host) -> dict[str, dict[str, str]]:
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(" ;",))
+    parser.read_string(host.files()["supervisord.conf"][0])
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+def test_one_host_runs_all_of_it_in_groups_that_stop_in_order() -> None:
+    found = sections(planned())
+    programs = [name.removeprefix("program:") for name in found if name.startswith("program:")]
+    assert programs == ["redis", "master-1", "master-2", "consumer-1", "consumer-2"]
+    assert (found["group:master"]["programs"], found["group:consumer"]["programs"]) == ("master-1,master-2", "consumer-1,consumer-2")
+    assert int(found["program:redis"]["priority"]) < int(found["group:master"]["priority"]) < int(found["group:consumer"]["priority"])
+    assert "--bind 127.0.0.1:8722 --health-url http://127.0.0.1:8722/api/health" in found["program:consumer-2"]["command"]
+
+
+def test_what_is_generated_is_new_each_time_and_what_is_given_is_kept() -> None:
+    one, other = planned(), planned()
+    for name in ("USHER_API_TOKEN", "USHER_REDIS_URL"):
+        assert one.settings[name] != other.settings[name]
+        assert planned(environ=dict(one.settings)).settings[name] == one.settings[name], "again, with usher.env in the environment"
+    assert planned(environ=dict(one.settings)).roles == one.roles
+
+
+def test_settings_of_the_environment_are_kept_but_for_those_of_one_program() -> None:
+    environ = {"USHER_LEASE_SECONDS": "7", "USHER_BIND": "127.0.0.1:1", "USHER_CONSUMER_NAME": "x", "USHER_STATE_DIR": "/elsewhere", "HOME": "/"}
+    settings = planned(environ=environ).settings
+    assert settings["USHER_LEASE_SECONDS"] == "7.0"
+    assert settings["USHER_STATE_DIR"] == "/srv/usher/state"
+    assert not {"USHER_BIND", "USHER_CONSUMER_NAME", "HOME"} & settings.keys()
+
+
+def test_a_redis_of_somebody_elses_is_used_and_not_run() -> None:
+    host = planned(environ=_ELSEWHERE)
+    assert host.roles == ["master", "consumer"]
+    assert "redis.conf" not in host.files()
+
+
+def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:
+    host = planned("consumer", environ=_ELSEWHERE, host="10.0.0.3", masters="http://10.0.0.1:8700,http://10.0.0.2:8700/")
+    command = sections(host)["program:10.0.0.3-1"]["command"]
+    assert "--consumer-name 10.0.0.3-1 --bind 10.0.0.3:8721 --health-url http://10.0.0.3:8721/api/health" in command
+    assert host.settings["USHER_MASTER_URLS"] == "http://10.0.0.1:8700,http://10.0.0.2:8700"
+
+
+def test_of_several_masters_a_host_runs_its_own() -> None:
+    masters = "http://10.0.0.1:8700,http://10.0.0.2:8701"
+    host = planned("master", environ=_ELSEWHERE | {"USHER_HEALTH_HOSTS": "10.0.0.0/24"}, host="10.0.0.2", masters=masters)
+    found = sections(host)
+    assert [name for name in found if name.startswith("program:")] == ["program:master-1"]
+    assert "--bind 10.0.0.2:8701 --advertise-url http://10.0.0.2:8701" in found["program:master-1"]["command"]
+
+
+def test_addresses_of_ipv6_have_brackets_where_they_must() -> None:
+    host = planned(host="fd00::1")
+    assert host.settings["USHER_REDIS_URL"].endswith("@[fd00::1]:6390/0")
+    assert host.settings["USHER_MASTER_URLS"].startswith("http://[fd00::1]:8700,")
+    assert "bind fd00::1\n" in host.files()["redis.conf"][0]
+    assert "--bind '[fd00::1]:8700'" in sections(host)["program:master-1"]["command"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "environ", "asked", "told"),
+    [
+        (("master",), {}, {}, "USHER_REDIS_URL"),
+        (("consumer",), {"USHER_REDIS_URL": "redis://10.0.0.9"}, {"masters": "http://10.0.0.1:8700"}, "USHER_API_TOKEN"),
+        (("consumer",), _ELSEWHERE, {}, "USHER_MASTER_URLS"),
+        (("redis",), _ELSEWHERE, {}, "USHER_REDIS_URL"),
+        (("master",), _ELSEWHERE, {"host": "10.0.0.1"}, "USHER_HEALTH_HOSTS"),
+        (("all",), {}, {"host": "0.0.0.0"}, "--host"),
+        (("all",), {}, {"host": "a b"}, "--host"),
+        (("all",), {}, {"masters": "http://10.0.0.1:8700"}, "--masters"),
+        (("all",), {}, {"folder": "/srv/" + "x" * 70}, "path"),
+        (("all",), {}, {"folder": "/srv/a b"}, "path"),
+        (("all",), {"USHER_TICKET_FIELD": "it's"}, {}, "USHER_TICKET_FIELD"),
+        (("all",), {"USHER_LEASE_SECONDS": "soon"}, {}, "USHER_LEASE_SECONDS"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_named(roles: tuple[str, ...], environ: dict[str, str], asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsherError, match=re.escape(told)) as refused:
+        planned(*roles, environ=environ, **asked).files()
+    assert isinstance(refused.value, (StartRefused, SettingsError))
+
+
+def test_a_program_is_not_killed_while_it_may_still_drain() -> None:
+    """supervisord must wait for longer than the program: drain, 5 s around it (consumer/__main__), and 3 s until its arbiter kills."""
+    for drain_s in (0.0, 20.0, 100.5):
+        host = planned(environ={"USHER_DRAIN_SECONDS": str(drain_s)})
+        settings = LocalSettings(drain_seconds=drain_s)
+        for seconds in (host.consumer_stop_seconds, Plan(settings, Path(), "", None, {}).stop_seconds):
+            assert seconds > drain_s + 5 + 3
+        whole = int(re.findall(r"TimeoutStopSec=(\d+)", host.files()["usher.service"][0])[0])
+        waits = {name: int(section["stopwaitsecs"]) for name, section in sections(host).items() if "stopwaitsecs" in section}
+        assert whole > waits["program:consumer-1"] + waits["program:master-1"] + waits["program:redis"]
+        assert waits["program:master-1"] > 10 + 3, "a master has 10 s"
+    assert Plan(LocalSettings(drain_seconds=0), Path(), "", None, {}).stop_seconds == AROUND_DRAIN_S
+
+
+def test_every_alert_says_what_to_do() -> None:
+    runbook = (DEPLOY / "runbook.md").read_text()
+    anchors = {"#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)}
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) >= 15
+    for rule in group["rules"]:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"].endswith(".")
+        assert rule["annotations"]["runbook"] in anchors, rule["alert"]
+
+
+def test_links_within_the_runbook_lead_somewhere() -> None:
+    runbook = (DEPLOY / "runbook.md").read_text()
+    anchors = {"#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)}
+    assert set(re.findall(r"\]\((#[^)]*)\)", runbook)) <= anchors
+
+
+def test_all_files_that_are_read_are_packaged() -> None:
+    """Those beside the code and those in folders of their own: pyproject.toml names both."""
+    pyproject = (DEPLOY.parent / "pyproject.toml").read_text()
+    folders = {file.parent.relative_to(DEPLOY.parent).as_posix().replace("/", ".") for file in DEPLOY.rglob("*") if file.is_file()}
+    assert folders == {"deploy", "deploy.init"}
+    assert 'deploy = ["*"]' in pyproject and '"deploy.init" = ["*"]' in pyproject
+    assert set(deploy_folder._COPIES) <= {file.name for file in DEPLOY.iterdir()}

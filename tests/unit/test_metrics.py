@@ -1,0 +1,63 @@
+"""Making families of numbers: what Prometheus reads back, and that series stay few."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import GroupMissing, NotNow, ReplyUnknown
+from common.metrics import Metrics, histogram
+from common.redis_client import CommandRefused, Troubles
+from common.run_log import FAILED, GAVE_UP
+from common.timings import Timings
+from consumer.counts import HandlerCounts
+from consumer.policy.acks import Failure, Finished
+from master.metrics import MOST_CONSUMERS, _consumers
+from master.vitals import Load
+
+
+def _samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+    families = text_string_to_metric_families(metrics.page().decode())
+    return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for family in families for sample in family.samples}
+
+
+def test_a_histogram_is_read_back_as_it_was_filled() -> None:
+    timings = Timings((1000, 2_000_000))
+    timings.add([-5, 1000, 1001])
+    timings.add([3_000_000])
+    metrics = Metrics()
+    metrics.add(lambda: [histogram("x_seconds", "X.", timings)])
+    seen = _samples(metrics)
+    buckets = [seen["usher_x_seconds_bucket", bound] for bound in ("0.001", "2.0", "+Inf")]
+    assert (buckets, seen["usher_x_seconds_count", ""]) == ([2, 3, 4], 4)
+    assert seen["usher_x_seconds_sum", ""] == pytest.approx(3.002001), "below zero is zero"
+
+
+def test_however_many_consumers_there_are_their_series_are_few_and_complete() -> None:
+    loads = {f"c{n:05}": Load("live" if n % 2 else "strange", 2, 4, 100) for n in range(MOST_CONSUMERS + 50)}
+    metrics = Metrics()
+    metrics.add(lambda: _consumers(loads))
+    seen = _samples(metrics)
+    pending = {label: value for (name, label), value in seen.items() if name == "usher_consumer_pending_messages"}
+    assert len(pending) == MOST_CONSUMERS + 1
+    assert sum(pending.values()) == 2 * (MOST_CONSUMERS + 50)
+    assert pending["_others"] == 100
+    assert (seen["usher_consumers", "live"], seen["usher_consumers", "lost"]) == (125, 125)
+
+
+def test_executions_are_counted_by_outcome_and_waiting_of_first_attempts_only() -> None:
+    counts = HandlerCounts()
+    runs = [Finished(b"T", b"1000-%d" % n, 1, 1 + n % 2, 1_500_000, 1_700_000) for n in range(130)]
+    counts.done(runs)
+    counts.failed([Failure(run, outcome, None) for run, outcome in zip(runs, (FAILED, FAILED, GAVE_UP), strict=False)])  # type: ignore[arg-type]
+    assert counts.outcomes == {"done": 130, "failed": 2, "gave_up": 1}
+    assert counts.handlers.cumulative()[-1][1] == 133
+    assert counts.handlers.sum_s == pytest.approx(133 * 0.2)
+    assert (counts.waits.cumulative()[-1][1], counts.waits.sum_s) == (3, 1.5), "numbers 0, 64 and 128"
+
+
+def test_troubles_of_redis_are_few_words() -> None:
+    troubles = Troubles()
+    for trouble in (NotNow("OOM", "secret"), ReplyUnknown(), GroupMissing(), CommandRefused("Redis: WHATEVER secret"), NotNow("OOM", "")):
+        assert troubles.count(trouble) is trouble
+    assert troubles.seen() == {"oom": 2, "reply_unknown": 1, "nogroup": 1, "refused": 1}
