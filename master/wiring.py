@@ -15,15 +15,20 @@ from common.redis_client import Link
 from common.service import Service
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
+from master.actions import ActionLog
 from master.dead_letters import DeadLetters
-from master.dispatcher import Changed, Dispatcher, Limits
+from master.dispatcher import Dispatcher, Limits
 from master.elector import Elector, Lead
+from master.explainer import Explainer
 from master.halts import ChangeWatch
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
+from master.live_rules import LiveRules
 from master.membership import Membership
+from master.operations import Operations
+from master.owner_question import ask_owner
 from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
@@ -65,7 +70,7 @@ class MasterProgram:
         metrics = Metrics()
         self._bell = Bell(metrics, settings.dead_letter_webhook, "master", self._keys)
         self._dispatcher.on_rejected = self._ring
-        changes = ChangeWatch(self._link("changes"), self._keys.changed, lambda tickets: self._dispatcher.post(Changed(tickets)))
+        changes = ChangeWatch(self._link("changes"), self._keys.changed, self._dispatcher.post)
         self._lead.on_change = self._dispatcher.wake
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
@@ -80,7 +85,11 @@ class MasterProgram:
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
-        self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts, letters=self._letters, metrics=metrics.page)
+        self._operations = self._make_operations(lease_ms)
+        self.app = create_app(
+            port,
+            token=settings.api_token, health_hosts=settings.health_hosts, letters=self._letters, operations=self._operations, metrics=metrics.page
+        )
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""
@@ -106,6 +115,7 @@ class MasterProgram:
         self._membership.close()
         self._status.close()
         self._letters.close()
+        self._operations.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
         for entry in rejected:
@@ -115,6 +125,11 @@ class MasterProgram:
         """Whether the dispatcher makes progress: the lead is extended only then."""
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
+
+    def _make_operations(self, lease_ms: int) -> Operations:
+        keys, dispatcher = self._keys, self._dispatcher
+        explainer = Explainer(self._link("explain"), keys, self._settings.ticket_field, lease_ms, ask_owner, dispatcher.glance)
+        return Operations(keys.stream, LiveRules(self._link("rules"), keys), ActionLog(self._link("actions"), keys), explainer)
 
     def _make_router(self) -> StreamRouter:
         keys = self._keys

@@ -6,11 +6,12 @@ import re
 import uuid
 from typing import Annotated, Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
 from common.registration import NAME, NO_LOCK
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
+from master.actions import By
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
 from master.web.ports import AckItem, AckReport, MasterPort, RegisterRequest
 
@@ -194,6 +195,11 @@ def _read_page() -> tuple[str, int]:
     if not _LIMIT.fullmatch(limit) or int(limit) < 1:
         raise _unfit("limit", "must be a whole number above 0")
     return cursor, min(int(limit), _MOST_TICKETS_ON_A_PAGE)
+
+
+def by_caller(why: str = "") -> By:
+    """Who sent this request: the authenticated credential, as the guard of the application has put it into ``flask.g.who``."""
+    return By(str(g.get("who", "operator")), "http", why)
 
 
 def read_ticket_id(behind: bytes = b"") -> str:

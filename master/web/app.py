@@ -14,6 +14,7 @@ from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.follow import events_route
 from master.web.health_url import parse_hosts
+from master.web.operations import OperationsPort, operation_routes
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
 
@@ -24,9 +25,10 @@ def create_app(
     health_hosts: str,
     hosts: Collection[str] = (),
     letters: LetterPort | None = None,
+    operations: OperationsPort | None = None,
     metrics: Callable[[], bytes] | None = None,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
+    """The application on top of ``port``; with ``letters``, ``operations`` and ``metrics``, where they are given.
 
     ``token``, ``health_hosts``: the settings of that name. ``hosts``: the names under which this service may be addressed, empty for any.
     Raises SettingsError when health_hosts cannot be read.
@@ -35,7 +37,9 @@ def create_app(
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
     app.register_blueprint(events_route(port))
     if letters is not None:
-        app.register_blueprint(letter_routes(letters))
+        app.register_blueprint(letter_routes(letters, operations.note if operations is not None else None))
+    if operations is not None:
+        app.register_blueprint(operation_routes(operations))
     if metrics is not None:
         web.add_metrics(app, metrics)
     web.add_health(app, port.health, lambda: _role(port.leading()))
