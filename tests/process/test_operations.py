@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +17,14 @@ from common.keys import Keys
 from common.redis_client import Link
 from common.streams import pairs
 from tests.process.crew import KEYS, Crew, Producer, out_of_order, overlaps
-from tests.process.machine import until
+from tests.process.machine import USHER, until
 
 pytestmark = pytest.mark.process
 
 FILES = {
     "slowly.py": """
+import json
+import subprocess
 import time
 from pathlib import Path
 from common.demo.handlers import record
@@ -94,7 +98,8 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
         assert told["summary"].startswith(f"{first} started ")
         assert told["summary"].endswith(f" ago on {owner}, attempt 1 of 5, fence {fence}")
         assert f"{second} waits behind {first}" in told["sentences"]
-        assert [(entry["id"], entry["state"], entry["behind"]) for entry in told["entries"]] == [(first, "running", None), (second, "handed_over", first)]
+        rows = [(entry["id"], entry["state"], entry["behind"]) for entry in told["entries"]]
+        assert rows == [(first, "running", None), (second, "handed_over", first)]
         assert abs(told["time_ms"] - told["entries"][0]["started_ms"]) < 60_000
         waiting = api.explain("F%2Fx", "retrying", master)
         assert 0 < waiting["until_ms"] - time.time_ns() // 1_000_000 <= 300_000
@@ -140,15 +145,16 @@ def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_or
     started = {run.stream_id for run in crew.executions()}
     before = set(producer.accepted)
     producer.send(600)
-    held = {ticket: [entry_id for entry_id in producer.accepted if entry_id not in before and _ticket(link, entry_id) == ticket] for ticket in ("T3", "T4")}
+    later = [(entry_id, _ticket(link, entry_id)) for entry_id in producer.accepted if entry_id not in before]
+    held = {name: [entry_id for entry_id, ticket in later if ticket == name] for name in ("T3", "T4")}
     others = [entry_id for entry_id in producer.accepted if entry_id not in {*held["T3"], *held["T4"]}]
     crew.wait_until_handled([entry_id for entry_id in others if entry_id not in before or entry_id in started], within_s=40)
     told = api.explain("T3", "paused")
     assert "paused by operator: the customer asked" in told["summary"]
     psutil.Process(crew.worker_of(crew.master_at(leader(link)))).kill()
     producer.send(200)
-    later = producer.accepted[-200:]
-    crew.wait_until_handled([entry_id for entry_id in later if _ticket(link, entry_id) not in held], within_s=40)
+    last = producer.accepted[-200:]
+    crew.wait_until_handled([entry_id for entry_id in last if _ticket(link, entry_id) not in held], within_s=40)
     assert not {*held["T3"], *held["T4"]} & {run.stream_id for run in crew.executions()}, "whoever leads keeps the rule"
     crew.until(crew.is_well, 30, "both masters are well")
     api.ask("DELETE", f"/api/rules/{paused['rule']['id']}?reason=solved")
@@ -187,3 +193,41 @@ def test_what_a_rule_slows_goes_at_its_rate_and_what_it_ends_becomes_dead_letter
     [alive] = send(link, {"ticket_id": "D"})
     crew.wait_until_handled([alive], within_s=30)
     assert out_of_order(crew.executions()) == []
+
+
+def test_the_commands_do_the_same_and_need_no_master_for_it(crew: Crew, link: Link) -> None:
+    first, second = send(link, {"ticket_id": "R", "until": "go"}, {"ticket_id": "R"})
+    api = Api(crew)
+    owner = api.explain("R", "running")["owner"]["name"]
+    assert f" ago on {owner}, attempt 1 of 5" in usher(crew, "tickets", "explain", "R")
+    told = json.loads(usher(crew, "pause", "R", "--reason", "look at it", "--json"))
+    assert (told["outcome"], told["handed_over"], told["handed_over_is_exact"]) == ("set", 2, True)
+    assert "replaced at version" in usher(crew, "slow", "R", "--rate", "5")
+    assert "nobody can be asked here" in usher(crew, "rules", "dead-letter", "--all", code=2)
+    assert "set at version" in usher(crew, "pause", "--pattern", "R*")
+    assert "another rule fits it too" in usher(crew, "resume", "R")
+    assert json.loads(usher(crew, "rules", "list", "--json"))["rules"][0]["value"] == "R*"
+    assert "R*" in usher(crew, "rules")
+    assert "there is no rule" in usher(crew, "resume", "R", code=1)
+    for master in ("master-1", "master-2"):
+        crew.stop(master)
+    told = json.loads(usher(crew, "tickets", "explain", "R", "--json"))
+    assert (told["state"], told["owner"]["name"], told["leader_url"]) == ("handed_over", owner, None)
+    assert f"{second} waits behind {first}" in told["sentences"]
+    assert "finish" in usher(crew, "consumers", "drain", owner, "--reason", "moving")
+    assert "paused" in usher(crew, "consumers", "list")
+    usher(crew, "consumers", "drain", "nobody", code=1)
+    usher(crew, "consumers", "resume", owner)
+    usher(crew, "resume", "--pattern", "R*")
+    lines = json.loads(usher(crew, "actions", "--json"))["actions"]
+    assert [line["what"] for line in lines] == ["resume", "resume", "drain", "resume", "pause", "slow", "pause"]
+    assert {line["via"] for line in lines} == {"cli"}
+    assert "look at it" in usher(crew, "actions")
+    (crew._home / "go").touch()
+    crew.wait_until_handled([first, second], within_s=30)
+
+
+def usher(crew: Crew, *words: str, code: int = 0) -> str:
+    done = subprocess.run([*USHER, *words], env=crew._environ, cwd=crew._home, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-2000:])
+    return done.stdout if code != 2 else done.stderr
