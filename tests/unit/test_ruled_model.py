@@ -82,7 +82,8 @@ class RuledRedis(RedisModel):
         return refused
 
     def _note_letter(self, ticket: bytes, entry_id: bytes) -> None:
-        before = [other for other, owner in self.pending.items() if self.ticket_of[other] == ticket and owner == MASTER and rank(other) < rank(entry_id)]
+        lower = [other for other, owner in self.pending.items() if owner == MASTER and rank(other) < rank(entry_id)]
+        before = [other for other in lower if self.ticket_of[other] == ticket]
         if before:
             self.broken.append(f"{entry_id!r} ends before {before}")
         self.letters.append(entry_id)
