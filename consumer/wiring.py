@@ -49,6 +49,7 @@ from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
 from consumer.settings import ConsumerSettings
 from consumer.starts import StartBook
+from consumer.ticket_look import look
 from consumer.watchdog import Watchdog
 from consumer.web import create_app
 from consumer.worker_pool import LaneWorker
@@ -195,7 +196,7 @@ class ConsumerProgram:
         self._stopped = False
         self._metrics = Metrics()
         self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
-        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page, lambda: self._stopped)
+        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page, lambda: self._stopped, self._look)
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
@@ -272,6 +273,13 @@ class ConsumerProgram:
             return Health((f"not registered yet: {why or 'asking the masters'}",))
         health = judge(incarnation.services, now_s())
         return health if incarnation.lease.holds() else Health((*health.reasons, "the lease has ended"))
+
+    def _look(self, ticket: bytes) -> dict[str, Any] | None:
+        """What is held of a ticket, for who asks what it waits for."""
+        incarnation, journal = self._incarnation, self._journal
+        if incarnation is None or journal is None:
+            return None
+        return look(ticket, incarnation.name, journal, incarnation.keeper, incarnation.executor.max_attempts)
 
     def _facts(self) -> dict[str, Any]:
         incarnation = self._incarnation

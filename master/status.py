@@ -18,6 +18,7 @@ from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import Record, TicketStream, pairs, parse_record
 from master.dead_letters import DeadLetters
+from master.live_rules import read_rules
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.roster import read_roster
 
@@ -39,11 +40,12 @@ class StatusReader:
         self._lock = threading.Lock()
 
     def overview(self) -> dict[str, Any]:
-        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing and halted, dead letters."""
+        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing and halted, dead letters,
+        live rules."""
         with self._lock:
             keys = self._keys
-            length, tickets, dead, leader = self._link.pipeline(
-                [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader)]
+            length, tickets, dead, leader, rules = self._link.pipeline(
+                [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader), ("HLEN", keys.rules)]
             )
             epoch, _, holder = (leader or b"").decode().partition(" ")
             seen: dict[str, Any] = {
@@ -54,6 +56,7 @@ class StatusReader:
                 "entries": length,
                 "tickets": tickets,
                 "dead_letters": dead,
+                "rules": rules,
                 "time_ms": time.time_ns() // 1_000_000,
             }
             try:
@@ -85,9 +88,11 @@ class StatusReader:
         return counted, False
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Everybody on the roster, and names in the group that still hold entries without being on it."""
+        """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: live, paused (drained by an
+        operator, and alive), draining, revoked or lost."""
         with self._lock:
             members = read_roster(self._link, self._keys)
+            rules = read_rules(self._link, self._keys)
             try:
                 group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
             except (GroupMissing, CommandRefused):
@@ -96,7 +101,7 @@ class StatusReader:
             {
                 "name": member.registration.name,
                 "incarnation": incarnation,
-                "state": member.state or "lost",
+                "state": "paused" if member.accepts and rules.of_consumer(member.registration.name) else member.state or "lost",
                 "lease_ms": member.lease_ms,
                 "pending": group.get(incarnation, 0),
                 "slots": member.registration.slots,

@@ -18,10 +18,12 @@ from common.service import Service
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
 from master.access import admission
+from master.actions import ActionLog
 from master.audit_metrics import AuditMetrics
 from master.dead_letters import DeadLetters
-from master.dispatcher import Changed, Dispatcher, Limits
+from master.dispatcher import Dispatcher, Limits
 from master.elector import Elector, Lead
+from master.explainer import Explainer
 from master.gathering import Gathering
 from master.halts import ChangeWatch
 from master.hand_over_spans import HandOverSpans
@@ -29,8 +31,11 @@ from master.health_checker import HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
+from master.live_rules import LiveRules
 from master.membership import Membership
 from master.metrics import MasterMetrics
+from master.operations import Operations
+from master.owner_question import ask_owner
 from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
@@ -66,7 +71,7 @@ class MasterProgram:
         metrics = Metrics()
         self._bell = Bell(metrics, settings.dead_letter_webhook, "master", self._keys)
         self._dispatcher.on_rejected = self._ring
-        changes = ChangeWatch(self._link("changes"), self._keys.changed, lambda tickets: self._dispatcher.post(Changed(tickets)))
+        changes = ChangeWatch(self._link("changes"), self._keys.changed, self._dispatcher.post)
         self._lead.on_change = self._dispatcher.wake
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
@@ -93,6 +98,7 @@ class MasterProgram:
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
+        self._operations = self._make_operations(lease_ms)
         self._stopping = False
         self.app = self._make_app(port, metrics)
 
@@ -126,6 +132,7 @@ class MasterProgram:
         if self._spans is not None:
             self._spans.close()
         self._letters.close()
+        self._operations.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
         for entry in rejected:
@@ -141,10 +148,16 @@ class MasterProgram:
             port,
             **admission(self._settings),
             letters=self._letters,
+            operations=self._operations,
             metrics=metrics.page,
             vitals=self._vitals,
             draining=lambda: self._stopping,
         )
+
+    def _make_operations(self, lease_ms: int) -> Operations:
+        keys, dispatcher = self._keys, self._dispatcher
+        explainer = Explainer(self._link("explain"), keys, self._settings.work_ticket_field, lease_ms, ask_owner, dispatcher.glance)
+        return Operations(keys.stream, LiveRules(self._link("rules"), keys), ActionLog(self._link("actions"), keys), explainer)
 
     def _make_router(self) -> StreamRouter:
         keys = self._keys

@@ -71,6 +71,8 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
     ]
     if seen["sources"] is not None:
         facts += _of_sources(seen["sources"])
+    if seen["rules"]:
+        facts.append(("rules", f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"))
     if seen["done_per_second"] is not None:
         facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
     parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]

@@ -15,6 +15,13 @@ POST /api/dead-letters/redrive        200 with an outcome per letter; a body of 
 POST /api/dead-letters/drop           the same
 GET /api/audit                        200, the summary of the last audit in ``audit``; null when none was made
 GET /api/lag                          200, plain numbers for autoscalers: ``lag``, ``unfinished`` and the like
+GET /api/tickets/{id}/explain         200, always: also nothing being there has its reason
+GET /api/rules                        200
+POST /api/rules                       201 set, 200 replaced the rule for that target, 409 ``too_many_rules``
+DELETE /api/rules/{id}?reason=        200, 404 ``unknown_rule``
+POST /api/consumers/{name}/drain      200, 404 ``unknown_consumer``; a body ``{"reason": "..."}``, which may be ``{}``
+POST /api/consumers/{name}/resume     200, 404 ``not_drained``; the same
+GET /api/actions?cursor=&limit=       200, a page of at most 500, newest first; ``cursor`` where to go on
 GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``ready`` is 503 during a stop too; ``live`` is always 200
 ====================================  ==============================================================================================

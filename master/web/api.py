@@ -6,7 +6,7 @@ import re
 import uuid
 from typing import Annotated, Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from common.credentials import Role
@@ -16,6 +16,7 @@ from common.web import Problem, answer, parse_json, quick_json, read_body, read_
 from common.web_auth import must_be_for
 from common.web_fields import Fitting, PageLimit
 from common.web_limits import rarely
+from master.actions import By
 from master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
 from master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
@@ -270,6 +271,11 @@ def _fits(ticket_id: str) -> bool:
 
 def _unfit(field: str, problem: str) -> Problem:
     return unprocessable([{"field": field, "problem": problem}])
+
+
+def by_caller(why: str = "") -> By:
+    """Who sent this request: the authenticated credential, as the guard of the application has put it into ``flask.g.who``."""
+    return By(str(g.get("who", "operator")), "http", why)
 
 
 def read_ticket_id(behind: bytes = b"") -> str:

@@ -19,6 +19,7 @@ from master.web.dead_letters import LetterPort, letter_routes
 from master.web.documents import Lag
 from master.web.follow import events_route
 from master.web.health_url import parse_hosts
+from master.web.operations import OperationsPort, operation_routes
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
 
@@ -30,11 +31,12 @@ def create_app(
     hosts: Collection[str] = (),
     limits: RateLimits | None = None,
     letters: LetterPort | None = None,
+    operations: OperationsPort | None = None,
     metrics: Callable[[], bytes] | None = None,
     vitals: VitalsReader | None = None,
     draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters``, ``metrics`` and ``vitals``, where they are given.
+    """The application on top of ``port``; with ``letters``, ``operations``, ``metrics`` and ``vitals``, where they are given.
 
     ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
     ``common.web_limits``.
@@ -44,7 +46,9 @@ def create_app(
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
     app.register_blueprint(events_route(port))
     if letters is not None:
-        app.register_blueprint(letter_routes(letters))
+        app.register_blueprint(letter_routes(letters, operations.note if operations is not None else None))
+    if operations is not None:
+        app.register_blueprint(operation_routes(operations))
     if metrics is not None:
         web.add_metrics(app, metrics)
     if vitals is not None:
