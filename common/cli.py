@@ -39,6 +39,7 @@ COMMANDS: dict[str, Listed] = {
     "consumers": Listed("master.commands.consumers:consumers", "Look at the registered consumers."),
     "dead": Listed("master.commands.dead:dead", "Look at dead letters, redrive them, or drop them."),
     "audit": Listed("master.commands.audit:audit", "Prove from pending lists and run log: the promise held."),
+    "token": Listed("common.commands.token:token", "Make a token for the HTTP API and the page."),
     "doctor": Listed("common.commands.doctor:doctor", "Check Redis and what its set-up means for the promise."),
     "torture": Listed("consumer.commands.torture:torture", "Try your handler against repeats, kills and zombies."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),

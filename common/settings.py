@@ -92,7 +92,9 @@ class CommonSettings(BaseModel):
     group: str = Field("concurrency_stream_group", pattern=r"^[A-Za-z0-9._-]{1,128}$", description="Consumer group of the ticket stream.")
     ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
     lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
-    api_token: str = Field("", description="Bearer token that the HTTP APIs ask for. Empty: none is asked (allowed on loopback only).")
+    api_token: str = Field("", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none.")
+    viewer_token: str = Field("", description="Bearer token with which one may look and nothing else, at masters and at consumers. Empty: none.")
+    insecure: bool = Field(False, description="Allow listening beyond loopback without any token.")
     dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
         "", max_length=2048, description="URL that is told of dead letters, with a POST of JSON every few seconds. Empty: none."
     )
@@ -107,6 +109,11 @@ class CommonSettings(BaseModel):
 def name_of(field: str) -> str:
     """The environment variable of a settings field."""
     return PREFIX + field.upper()
+
+
+def is_secret(field: str) -> bool:
+    """Whether a settings field is a token: what is said of it never shows its value, and no flag takes it."""
+    return field.endswith("_token")
 
 
 def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:
@@ -141,7 +148,7 @@ def _told(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         return f"{name_of(field)} is not set (or give --{field.replace('_', '-')})"
-    shown = "" if "token" in field or "url" in field or "webhook" in field else f" (it is {error.get('input')!r})"
+    shown = "" if is_secret(field) or "url" in field or "webhook" in field else f" (it is {error.get('input')!r})"
     return f"{name_of(field)}: {error['msg'].removeprefix('Value error, ')}{shown}"
 
 
@@ -162,10 +169,18 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
 
         decorated: Callable[..., Any] = gather
         for field, option in reversed(list(_flags(cls))):
-            decorated = click.option(f"--{field.replace('_', '-')}", field, default=None, help=option)(decorated)
+            flag = f"--{field.replace('_', '-')}"
+            refuse = _refuse_secret if is_secret(field) else None
+            decorated = click.option(flag, field, default=None, help=option, callback=refuse, hidden=is_secret(field))(decorated)
         return decorated
 
     return decorate
+
+
+def _refuse_secret(_context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """What stands on a command line is read by everybody on the machine (ps)."""
+    if value is not None:
+        raise click.UsageError(f"{parameter.opts[0]}: a token on the command line is seen by everybody (ps); set {name_of(str(parameter.name))}")
 
 
 def _flags(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:

@@ -5,12 +5,9 @@ What gunicorn's parser refuses (framing, sizes of headers, time) never comes her
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 import orjson
@@ -18,10 +15,14 @@ from flask import Flask, Request, Response, current_app, request
 from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
+from werkzeug.wrappers import Response as AnyResponse
 
-from common.errors import RedisTrouble, UsherError
+from common.credentials import Role
+from common.errors import RedisTrouble
 from common.health import Health
 from common.log import event
+from common.problem import Problem, answer, answer_problem
+from common.web_auth import Doorman, needed_role, needs
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 _DEEPEST = 16
 #: Wrong fields named in one answer.
 _MOST_NAMED = 20
-_HEALTH = ("/api/health", "/api/health/live", "/api/health/ready")
 _JSON = ("application/json", "application/problem+json")
 #: What may be asked for besides where a path ends so.
 _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
@@ -37,42 +37,25 @@ _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
 M = TypeVar("M", bound=BaseModel)
 
 
-class Problem(UsherError):
-    """An answer that says what is wrong, as a problem document (RFC 9457).
-
-    ``title`` is a word for programs, ``detail`` a sentence for people, ``facts`` are further members. Never put input into any of them.
-    ``close`` ends the connection: for requests whose body was not read to its end.
-    """
-
-    def __init__(
-        self, status: int, title: str = "", detail: str = "", *, headers: Mapping[str, str] | None = None, close: bool = False, **facts: Any
-    ) -> None:
-        self.status = HTTPStatus(status)
-        self.title = title or self.status.phrase.lower().replace(" ", "_").replace("-", "_")
-        self.detail = detail
-        self.headers = dict(headers or {})
-        if close:
-            self.headers["Connection"] = "close"
-        self.facts = facts
-        self.request_id = secrets.token_hex(8)
-        super().__init__(detail or self.title)
-
-
-def create_app(name: str, token: str, max_body: int, hosts: Collection[str] = ()) -> Flask:
+def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = ()) -> Flask:
     """A Flask application that keeps the rules.
 
-    ``token``: asked for by everything but the health endpoints; empty: by nothing. ``max_body``: bytes of a request's body, where a view
-    does not say otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise); empty: any.
+    ``doorman``: whom he lets in, see ``common.web_auth``. ``max_body``: bytes of a request's body, where a view does not say otherwise.
+    ``hosts``: names and addresses that requests may be addressed to (421 otherwise); empty: any.
     """
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
     app.url_map.merge_slashes = False  # a ticket may be called "a//b"
     app.url_map.converters["rest"] = _Rest
     allowed = frozenset(host.lower() for host in hosts)
+    doorman.attach(app)
 
     @app.before_request
-    def keep_rules() -> None:
-        _check_request(request, token, allowed)
+    def keep_rules() -> AnyResponse | None:
+        _check_host(request, allowed)
+        turned_away = doorman.check(request, needed_role(app, request.endpoint, request.method))
+        _check_request(request)
+        return turned_away
 
     @app.after_request
     def harden(response: Response) -> Response:
@@ -90,6 +73,7 @@ def create_app(name: str, token: str, max_body: int, hosts: Collection[str] = ()
 def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Mapping[str, Any]]) -> None:
     """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when anybody answers)."""
 
+    @needs(Role.ANYBODY)
     def tell() -> Response:
         found = health()
         status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
@@ -97,32 +81,12 @@ def add_health(app: Flask, health: Callable[[], Health], facts: Callable[[], Map
 
     app.add_url_rule("/api/health", "health", tell)
     app.add_url_rule("/api/health/ready", "ready", tell)
-    app.add_url_rule("/api/health/live", "live", lambda: answer({"status": "alive"}))
+    app.add_url_rule("/api/health/live", "live", needs(Role.ANYBODY)(lambda: answer({"status": "alive"})))
 
 
 def add_metrics(app: Flask, page: Callable[[], bytes]) -> None:
     """Add ``/metrics`` for Prometheus."""
     app.add_url_rule("/metrics", "metrics", lambda: Response(page(), content_type="text/plain; version=0.0.4; charset=utf-8"))
-
-
-def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """``document`` as JSON."""
-    try:
-        body = orjson.dumps(document)
-    except TypeError:  # what orjson has no bytes for: text that was not UTF-8 in Redis, whole numbers above 64 bits
-        body = json.dumps(document, default=str).encode()
-    return Response(body, status, headers, content_type="application/json")
-
-
-def answer_problem(problem: Problem) -> Response:
-    """``problem`` as a problem document, and a line with its request id for who asks for debug: a flood of requests is none of the log."""
-    document: dict[str, Any] = {"type": "about:blank", "title": problem.title, "status": int(problem.status)}
-    if problem.detail:
-        document["detail"] = problem.detail
-    response = answer({**document, **problem.facts, "request_id": problem.request_id}, problem.status, problem.headers)
-    response.content_type = "application/problem+json"
-    event(log, "request_refused", level=logging.DEBUG, status=int(problem.status), title=problem.title, request_id=problem.request_id)
-    return response
 
 
 def read_json(asked: Request, limit: int | None = None) -> object:
@@ -232,16 +196,13 @@ class _Rest(BaseConverter):
     part_isolating = False
 
 
-def _check_request(asked: Request, token: str, hosts: frozenset[str]) -> None:
-    environ = asked.environ
-    if hosts and _host(environ.get("HTTP_HOST", "")) not in hosts:
+def _check_host(asked: Request, hosts: frozenset[str]) -> None:
+    if hosts and _host(asked.environ.get("HTTP_HOST", "")) not in hosts:
         raise Problem(421, detail="this service is not known under that host name")
-    if token and asked.path not in _HEALTH:
-        scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-        # WSGI gives headers as latin-1 whatever they were.
-        same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), token.encode())
-        if not same or scheme.lower() != "bearer":
-            raise Problem(401, detail="send a valid bearer token", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _check_request(asked: Request) -> None:
+    environ = asked.environ
     coding = environ.get("HTTP_TRANSFER_ENCODING")
     if coding is not None and coding.strip().lower() != "chunked":
         raise Problem(400, detail="the only transfer coding here is chunked", close=True)

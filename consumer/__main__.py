@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from common.credentials import check_reach
 from common.embedded import resolve_redis_url
 from common.errors import HandlerUnusable, StartRefused, UsherError
 from common.log import configure
@@ -26,6 +27,7 @@ def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(ConsumerSettings, os.environ, flags)
         configure(settings.consumer_name, settings.log_level, settings.log_format)
+        check_reach(settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
         if not is_loopback(settings.bind) and not settings.health_url:
             raise StartRefused("USHER_HEALTH_URL: say under which URL the masters reach this consumer, since USHER_BIND is not on loopback")
         check_handler(settings.handler)

@@ -9,11 +9,14 @@ from flask import Flask
 
 from common import web
 from common.health import Health
+from common.web_auth import Doorman
 
 
-def create_app(health: Callable[[], Health], facts: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None) -> Flask:
+def create_app(
+    doorman: Doorman, health: Callable[[], Health], facts: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None
+) -> Flask:
     """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token."""
-    app = web.create_app(__name__, token="", max_body=0)
+    app = web.create_app(__name__, doorman, max_body=0)
     web.add_health(app, health, facts)
     if metrics is not None:
         web.add_metrics(app, metrics)

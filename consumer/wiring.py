@@ -14,6 +14,7 @@ import orjson
 
 from common.bell import Bell
 from common.clock import now_s
+from common.credentials import Credentials, Identity, Role, fixed_tokens
 from common.health import Health, judge
 from common.keys import Keys
 from common.log import event
@@ -23,6 +24,7 @@ from common.redis_client import Link, SameServer
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.service import Service
+from common.web_auth import Doorman
 from consumer.acker import Acker
 from consumer.async_pool import AsyncPool
 from consumer.batch_pool import batch_pool
@@ -188,7 +190,7 @@ class ConsumerProgram:
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
         self._stopped = False
         self._metrics = Metrics()
-        self.app = create_app(self._health, self._facts, self._metrics.page)
+        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page)
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
@@ -283,6 +285,13 @@ class ConsumerProgram:
                 "dead_letters": incarnation.acker.dead_letters,
             }
         return facts
+
+
+def _doorman(settings: ConsumerSettings) -> Doorman:
+    """Health is for everybody, metrics for whoever has a token."""
+    viewer, own = Identity(Role.VIEWER, "viewer-token"), Identity(Role.ALL, "api-token")
+    given = {"USHER_API_TOKEN": (settings.api_token, own), "USHER_VIEWER_TOKEN": (settings.viewer_token, viewer)}
+    return Doorman(Credentials(fixed_tokens(given)))
 
 
 def _terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:

@@ -9,13 +9,15 @@ from typing import Any
 
 import click
 
+from common.credentials import check_reach
 from common.doctor.collector import startup_findings
 from common.embedded import resolve_redis_url
-from common.errors import RedisTrouble, StartRefused, UsherError
+from common.errors import RedisTrouble, UsherError
 from common.log import configure, event
 from common.redis_client import Link, check_reachable
 from common.serving import check_address, serve
-from common.settings import is_loopback, load, options
+from common.settings import load, options
+from master.access import master_credentials
 from master.settings import MasterSettings
 from master.wiring import MasterProgram
 
@@ -28,8 +30,7 @@ def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(MasterSettings, os.environ, flags)
         configure("master", settings.log_level, settings.log_format)
-        if not is_loopback(settings.bind) and not settings.api_token and not settings.insecure:
-            raise StartRefused(f"USHER_API_TOKEN must be set to listen on {settings.bind}, which others can reach (--insecure to do without)")
+        check_reach(settings.bind, master_credentials(settings).asked, settings.insecure)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_reachable(redis_url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from common.settings import Address, CommonSettings
@@ -32,7 +34,13 @@ class MasterSettings(CommonSettings):
     )
     trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off the ticket stream. 0: never.")
     trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`).")
-    insecure: bool = Field(False, description="Allow listening beyond loopback without USHER_API_TOKEN.")
+    operator_token: str = Field("", description="Bearer token with which one may look and act, but not speak for consumers. Empty: none.")
+    tokens_file: Path | None = Field(None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change.")
+    hosts: str = Field(
+        "",
+        description="Host names and addresses under which requests may come, comma separated. Empty: any where tokens are asked for, else those of "
+        "this machine (on loopback).",
+    )
     followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")
 
 

@@ -15,6 +15,8 @@ from common.redis_client import Link
 from common.service import Service
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
+from common.web_auth import Doorman
+from master.access import hosts_of, master_credentials
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
@@ -80,7 +82,10 @@ class MasterProgram:
         port = ServicePort(
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
-        self.app = create_app(port, token=settings.api_token, health_hosts=settings.health_hosts, letters=self._letters, metrics=metrics.page)
+        doorman = Doorman(master_credentials(settings), secure=settings.advertise_url.startswith("https://"))
+        self.app = create_app(
+            port, doorman=doorman, health_hosts=settings.health_hosts, hosts=hosts_of(settings), letters=self._letters, metrics=metrics.page
+        )
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 from flask import Blueprint, Response, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
-from common.registration import NAME, NO_LOCK
+from common.credentials import Role
+from common.registration import NAME, NO_LOCK, name_of
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
+from common.web_auth import must_be_for, needs
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
-from master.web.ports import AckItem, AckReport, MasterPort, RegisterRequest
+from master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
 
 #: Bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
@@ -72,28 +74,28 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
     api = Blueprint("api", __name__, url_prefix="/api")
 
     @api.post("/consumers/register")
+    @needs(Role.CONSUMER)
     def register() -> Response:
         asked = _read_registration(health_hosts)
+        must_be_for(asked.name)
         given = port.register(asked)
-        document = {
-            "incarnation": given.incarnation,
-            "generation": given.generation,
-            "lease_ms": given.lease_ms,
-            "left_ms": given.left_ms,
-            "leader_url": given.leader_url,
-        }
-        return answer(document, 201 if given.created else 200)
+        return answer(_registered(given), 201 if given.created else 200)
 
     @api.post("/consumers/deregister")
+    @needs(Role.CONSUMER)
     def deregister() -> Response:
         incarnation = read_model(_Deregistration, read_json(request, REGISTER_BODY)).incarnation
+        must_be_for(name_of(incarnation))
         if not port.deregister(incarnation):
             raise Problem(404, "unknown_incarnation")
         return answer({"incarnation": incarnation})
 
     @api.post("/messages/acknowledge")
+    @needs(Role.CONSUMER)
     def acknowledge() -> Response:
-        return answer({"results": port.acknowledge(read_report(read_body(request, ACKNOWLEDGE_BODY)))})
+        report = read_report(read_body(request, ACKNOWLEDGE_BODY))
+        must_be_for(name_of(report.incarnation))
+        return answer({"results": port.acknowledge(report)})
 
     @api.get("/consumers")
     def consumers() -> Response:
@@ -111,6 +113,16 @@ def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
         return answer(found)
 
     return api
+
+
+def _registered(given: RegisterAnswer) -> dict[str, Any]:
+    return {
+        "incarnation": given.incarnation,
+        "generation": given.generation,
+        "lease_ms": given.lease_ms,
+        "left_ms": given.left_ms,
+        "leader_url": given.leader_url,
+    }
 
 
 def _read_registration(health_hosts: HealthHosts) -> RegisterRequest:

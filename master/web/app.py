@@ -10,6 +10,7 @@ from flask import Flask, Response
 
 from common import web
 from common.web import Problem, answer_problem
+from common.web_auth import Doorman
 from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.follow import events_route
@@ -20,7 +21,7 @@ from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader,
 def create_app(
     port: MasterPort,
     *,
-    token: str,
+    doorman: Doorman,
     health_hosts: str,
     hosts: Collection[str] = (),
     letters: LetterPort | None = None,
@@ -28,10 +29,10 @@ def create_app(
 ) -> Flask:
     """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
 
-    ``token``, ``health_hosts``: the settings of that name. ``hosts``: the names under which this service may be addressed, empty for any.
+    ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any.
     Raises SettingsError when health_hosts cannot be read.
     """
-    app = web.create_app(__name__, token, REGISTER_BODY, hosts)
+    app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
     app.register_blueprint(events_route(port))
     if letters is not None:

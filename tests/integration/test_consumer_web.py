@@ -19,6 +19,7 @@ from common.health import Health, judge
 from common.log import configure
 from common.service import Ended, Service
 from consumer.web import create_app
+from tests.doors import doorman
 from tests.served import Running, until
 
 _CHILD = "from tests.integration.test_consumer_web import child; child()"
@@ -51,7 +52,7 @@ class Work(Service):
 class Program:
     def __init__(self, way: str) -> None:
         self._work = Work(way)
-        self.app = create_app(self._health, lambda: {"name": "c1", "incarnation": "c1:7"})
+        self.app = create_app(doorman(), self._health, lambda: {"name": "c1", "incarnation": "c1:7"})
 
     def _health(self) -> Health:
         return judge([self._work], now_s())

@@ -14,6 +14,7 @@ from common.redis_client import Link
 from consumer.owner_steps import Buried
 from master.dead_letters import DeadLetters
 from master.web.dead_letters import BODY, letter_routes
+from tests.doors import doorman
 from tests.integration.factories import World
 
 _PATH = "/api/dead-letters"
@@ -22,7 +23,7 @@ T = b"T"
 
 @pytest.fixture
 def client(world: World) -> Iterator[Client]:
-    app = web.create_app(__name__, "", 4096)
+    app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys)))
     yield app.test_client()
 
@@ -124,7 +125,7 @@ def test_what_is_no_question_at_all(client: Client) -> None:
 
 
 def test_a_redis_that_is_away_is_503() -> None:
-    app = web.create_app(__name__, "", 4096)
+    app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(letter_routes(DeadLetters(Link("redis://127.0.0.1:1/0", "nobody"), Keys("s", "g"))))
     client = app.test_client()
     for answered in (client.get(_PATH), client.get(f"{_PATH}/1-1"), client.post(f"{_PATH}/redrive", json={"ids": ["1-1"]})):

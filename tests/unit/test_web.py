@@ -15,6 +15,7 @@ from common.web import Problem, answer, create_app, parse_json, read_model
 from master.web.api import MOST_MESSAGES, read_report
 from master.web.health_url import HealthHosts, UnfitUrl, allowed_host, parse_hosts
 from master.web.ports import AckItem, AckReport
+from tests.doors import doorman
 
 
 def _refused(call: Any, *arguments: Any) -> Problem:
@@ -351,12 +352,12 @@ def test_the_default_allow_list_is_this_machine() -> None:
 
 @pytest.mark.parametrize(("host", "status"), [("good:80", 404), ("GOOD", 404), ("[::1]:80", 404), ("evil", 421), ("good.evil", 421), ("", 421)])
 def test_a_host_that_is_not_ours_is_421(host: str, status: int) -> None:
-    client = create_app(__name__, "", 10, hosts=("good", "::1")).test_client()
+    client = create_app(__name__, doorman(), 10, hosts=("good", "::1")).test_client()
     assert client.get("/", headers={"Host": host}).status_code == status
 
 
 def test_a_bug_is_500_without_its_words() -> None:
-    app = create_app(__name__, "", 10)
+    app = create_app(__name__, doorman(), 10)
 
     def fail() -> str:
         raise KeyError("secret")

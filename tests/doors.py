@@ -1,0 +1,11 @@
+"""Doormen for tests of applications."""
+
+from __future__ import annotations
+
+from common.credentials import Credentials, Identity, Role
+from common.web_auth import Doorman
+
+
+def doorman(token: str = "", **others: Identity) -> Doorman:
+    """One who asks for ``token`` (all rights), or for one of ``others``: token -> identity. Without any he asks nobody."""
+    return Doorman(Credentials({token: Identity(Role.ALL, "api-token"), **others}))

@@ -1,0 +1,175 @@
+"""Tokens: whose they are, what the file may look like, and which flags are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from common import credentials
+from common.commands.token import token
+from common.credentials import Credentials, Identity, Role, check_reach, digest_of, fixed_tokens, line_of, new_token, read_tokens_file
+from common.errors import SettingsError, StartRefused
+from consumer.__main__ import main as consumer_main
+from master.__main__ import main as master_main
+from master.access import hosts_of, master_credentials
+from master.settings import MasterSettings
+
+
+def _file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    file = folder / "tokens"
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+def test_a_role_may_what_its_table_says() -> None:
+    allowed = {(role, needed) for role in Role for needed in Role if role.may(needed)}
+    anybody = {(role, Role.ANYBODY) for role in Role}
+    everything = {(Role.ALL, needed) for needed in Role}
+    own = {(role, role) for role in Role}
+    assert allowed == anybody | everything | own | {(Role.OPERATOR, Role.VIEWER)}
+
+
+def test_a_token_of_the_file_is_found_and_no_other(tmp_path: Path) -> None:
+    mine = new_token()
+    file = _file(tmp_path, f"# people\n\n{line_of(Role.OPERATOR, 'ann@desk', mine)}   # until June\n{line_of(Role.CONSUMER, 'shop-*', 'ä b')}\n")
+    known = Credentials({"all": Identity(Role.ALL, "api-token"), "": Identity(Role.ALL, "nobody")}, file)
+    assert known.find(mine) == Identity(Role.OPERATOR, "ann@desk")
+    assert known.find("ä b") == Identity(Role.CONSUMER, "shop-*")
+    assert known.find("all") == Identity(Role.ALL, "api-token")
+    for wrong in ("", mine + "x", mine[:-1], digest_of(mine), known.seal(digest_of(mine)), "\udcff"):
+        assert known.find(wrong) is None
+
+
+def test_nobody_is_asked_only_where_nothing_is_configured(tmp_path: Path) -> None:
+    assert not Credentials({}).asked
+    assert not Credentials({"": Identity(Role.ALL, "x")}).asked
+    assert Credentials({}, _file(tmp_path, "")).asked
+
+
+def test_the_file_is_read_again_when_it_has_changed_and_one_that_is_broken_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "_LOOK_S", 0.0)
+    file = _file(tmp_path, line_of(Role.VIEWER, "ann", "one"))
+    known = Credentials({}, file)
+    _file(tmp_path, line_of(Role.OPERATOR, "ann", "two two") + "\n")
+    assert known.find("one") is None
+    assert known.find("two two") == Identity(Role.OPERATOR, "ann")
+    _file(tmp_path, "nonsense")
+    assert known.find("two two") is not None
+    file.unlink()
+    assert known.find("two two") is not None
+    _file(tmp_path, line_of(Role.VIEWER, "ann", "three"))
+    assert known.find("three") == Identity(Role.VIEWER, "ann")
+    assert known.find("two two") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("viewer ann", "viewer ann x", "all ann " + "0" * 64, "anybody ann " + "0" * 64, "viewer a/b " + "0" * 64, "viewer ann " + "A" * 64),
+        *("viewer ann* " + "0" * 64, "consumer * " + "0" * 64, "consumer a*b " + "0" * 64, "viewer ann " + "0" * 64 + " more", "\udcff"),
+    ],
+)
+def test_a_line_that_is_none_is_told_by_its_number_only(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "tokens"
+    file.write_bytes(b"# first\n" + line.encode("utf-8", "surrogateescape"))
+    file.chmod(0o600)
+    with pytest.raises(SettingsError) as wrong:
+        read_tokens_file(file)
+    assert len(wrong.value.problems) == 1
+    assert "line 2 of" in str(wrong.value)
+    assert "0" * 64 not in str(wrong.value)
+
+
+def test_a_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    lines = f"{line_of(Role.VIEWER, 'ann', 'x')}\n{line_of(Role.OPERATOR, 'ben', 'x')}\n"
+    with pytest.raises(SettingsError, match="line 2 .* earlier line"):
+        read_tokens_file(_file(tmp_path, lines))
+    with pytest.raises(SettingsError, match="USHER_VIEWER_TOKEN: the same token"):
+        fixed_tokens({"USHER_API_TOKEN": ("x", Identity(Role.ALL, "a")), "USHER_VIEWER_TOKEN": ("x", Identity(Role.VIEWER, "b"))})
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o777])
+def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(SettingsError, match="chmod 600"):
+        read_tokens_file(_file(tmp_path, "", mode))
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        master_credentials(MasterSettings(tokens_file=tmp_path / "none"))
+
+
+def test_two_masters_make_the_same_sessions_and_without_a_set_token_none_outlives_a_start() -> None:
+    one, other = (Credentials({"t": Identity(Role.ALL, "a"), "u": Identity(Role.VIEWER, "b")}) for _ in range(2))
+    assert one.key == other.key
+    assert one.key != Credentials({"t": Identity(Role.ALL, "a")}).key
+    assert Credentials({}).key != Credentials({}).key
+
+
+@pytest.mark.parametrize(
+    ("bind", "asked", "insecure", "refused"),
+    [
+        ("127.0.0.1:1", False, False, False),
+        ("localhost:1", False, False, False),
+        ("[::1]:1", False, False, False),
+        ("0.0.0.0:1", True, False, False),
+        ("0.0.0.0:1", False, True, False),
+        ("0.0.0.0:1", False, False, True),
+        ("[::]:1", False, False, True),
+        ("10.0.0.1:1", False, False, True),
+        ("somewhere:1", False, False, True),
+    ],
+)
+def test_beyond_loopback_a_token_is_asked_for_unless_one_insists(bind: str, asked: bool, insecure: bool, refused: bool) -> None:
+    if refused:
+        with pytest.raises(StartRefused, match="USHER_API_TOKEN must be set"):
+            check_reach(bind, asked, insecure)
+    else:
+        check_reach(bind, asked, insecure)
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [(master_main, []), (consumer_main, ["--consumer-name", "c1", "--handler", "common.demo.handlers:show", "--health-url", "http://10.0.0.1/"])],
+)
+def test_neither_program_starts_beyond_loopback_without_a_token(main: object, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("USHER_")]:
+        monkeypatch.delenv(name)
+    done = CliRunner().invoke(main, ["--bind", "0.0.0.0:0", *arguments])  # type: ignore[arg-type]
+    assert done.exit_code == 2
+    assert "USHER_API_TOKEN must be set to listen on 0.0.0.0:0" in done.output
+
+
+@pytest.mark.parametrize("flag", ["--api-token", "--viewer-token", "--operator-token"])
+def test_a_token_on_the_command_line_is_refused_and_not_repeated(flag: str) -> None:
+    done = CliRunner().invoke(master_main, [flag, "canary"])
+    assert done.exit_code == 2
+    assert f"set USHER_{flag[2:].upper().replace('-', '_')}" in done.output
+    assert "canary" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts"),
+    [
+        ({}, {"localhost", "127.0.0.1", "::1"}),
+        ({"bind": "127.0.0.5:1", "advertise_url": "http://me:1"}, {"localhost", "127.0.0.1", "::1", "127.0.0.5", "me"}),
+        ({"api_token": "x"}, set()),
+        ({"bind": "0.0.0.0:1"}, set()),
+        ({"hosts": "a, [::2] ,", "api_token": "x"}, {"a", "::2"}),
+    ],
+)
+def test_without_a_token_only_this_machines_names_are_answered(given: dict[str, str], hosts: set[str]) -> None:
+    assert set(hosts_of(MasterSettings(**given))) == hosts  # type: ignore[arg-type]
+
+
+def test_the_command_prints_a_token_and_its_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(token, ["new", "consumer", "shop-*", "--json"])
+    made = json.loads(done.output)
+    assert Credentials({}, _file(tmp_path, made["line"])).find(made["token"]) == Identity(Role.CONSUMER, "shop-*")
+    assert CliRunner().invoke(token, ["new", "viewer", "shop-*"]).exit_code == 2
+    assert CliRunner().invoke(token, ["new", "all", "me"]).exit_code == 2
