@@ -71,6 +71,23 @@ class DeadLetters:
                 return LetterPage(found, None)
         return LetterPage(found, after)
 
+    def newest(self, wanted: LetterFilter, below: bytes | None, limit: int) -> LetterPage:
+        """Up to ``limit`` letters that fit, the newest first, below id ``below``."""
+        found: list[DeadLetter] = []
+        end, looked_at = wanted.end if below is None else b"(" + below, 0
+        while looked_at < _MOST_LOOKED_AT:
+            letters = self._rows(wanted.start, end, PAGE, "newest")
+            looked_at += len(letters)
+            for letter in letters:
+                if wanted.fits(letter):
+                    found.append(letter)
+                    if len(found) == limit:
+                        return LetterPage(found, letter.id)
+            if len(letters) < PAGE:
+                return LetterPage(found, None)
+            end = b"(" + letters[-1].id
+        return LetterPage(found, end[1:])
+
     def _read(self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None) -> list[DeadLetter]:
         start = wanted.start if after is None else b"(" + after
         end = wanted.end

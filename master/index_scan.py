@@ -90,6 +90,6 @@ class IndexScan:
         for at in range(0, len(flat), 2):
             entry_id, ticket = flat[at], flat[at + 1]
             known = first.get(ticket)
-            first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.count + 1 if known else 1)
+            first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.size + 1 if known else 1)
         records = self._link.call("HMGET", self._keys.tickets, *first) if first else []
         return [head for head, record in zip(first.values(), records, strict=True) if record is None]

@@ -23,9 +23,11 @@ from common.scripts import ScriptRunner
 from common.service import Service
 from common.streams import pairs
 from master.index_scan import IndexScan
+from master.policy.alarms import alarms
 from master.policy.pulse import Sample, point, rates
 from master.policy.stuck import Seen, stuck_rows
 from master.roster import Member, read_roster
+from master.web.pages.text import ticket_url, visible
 
 #: Seconds between two looks, while somebody looks and else; and how long a page that was asked for counts as looking.
 _EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0
@@ -78,6 +80,11 @@ class Pulse(Service):
                 self._fresh.wait(patience_s)
         return self._snapshot
 
+    @property
+    def last(self) -> dict[str, Any]:
+        """The same without a look."""
+        return self._snapshot
+
     def consumers(self) -> list[dict[str, Any]]:
         """Everybody on the roster, by name, and names in the group that hold entries without being on it."""
         self.snapshot()
@@ -122,7 +129,8 @@ class Pulse(Service):
         seen = self._take_sample()
         if watched:
             states = self._look_at_consumers(seen)
-            seen |= self._look_at_tickets(states, seen["time_ms"])
+            seen["stuck"], seen["stuck_most"] = self._look_at_tickets(states, seen["time_ms"]), _STUCK
+            seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
         with self._fresh:
             self._snapshot = seen if watched else self._snapshot | seen
             if watched:
@@ -210,6 +218,7 @@ class Pulse(Service):
         self._rows = rows
         states = {incarnation: str(row["state"]) for incarnation, row in rows.items()}
         seen["consumers"] = {state: list(states.values()).count(state) for state in ("live", "draining", "revoked", "lost")}
+        seen["living"] = seen["consumers"]["live"] + seen["consumers"]["draining"]
         return states
 
     def _row(self, incarnation: str, member: Member, held: dict[str, int], owned: Any) -> dict[str, Any]:
@@ -225,13 +234,14 @@ class Pulse(Service):
             "capacity": asked.capacity,
         }
 
-    def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> dict[str, Any]:
+    def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> list[dict[str, Any]]:
         self._scan.advance(_SLICE)
         heads = self._scan.heads(now_ms)
         values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
         attempts = {head.id: decode(value).starts for head, value in zip(heads, values, strict=True) if value is not None}
         parked = {head.ticket: self._parked_of(head.ticket) for head in heads if head.owner}
-        return {"stuck": stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked), now_ms, _STUCK)}
+        rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked), now_ms, _STUCK)
+        return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
 
     # -- telling
 

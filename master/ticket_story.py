@@ -39,14 +39,14 @@ class Story(NamedTuple):
 
 
 class TicketStory:
-    """May be used by many threads, one at a time. ``letters``: a reader of its own connection."""
+    """May be used by many threads, one at a time."""
 
-    def __init__(self, link: Link, keys: Keys, ticket_field: str, letters: DeadLetters) -> None:
+    def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
         self._link = link  # guarded by self._lock
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._field = ticket_field
-        self._letters = letters
+        self._letters = DeadLetters(link, keys)  # this too
         self._lock = threading.Lock()
 
     def story(self, ticket_id: str, back: str | None = None) -> Story:
@@ -85,8 +85,9 @@ class TicketStory:
                 return found, start
 
     def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
-        """The first letters of the ticket, as far as one look goes."""
-        found = self._letters.page(LetterFilter(ticket=ticket), None, _LETTERS).letters
+        """The newest letters of the ticket, as far as one look goes."""
+        with self._lock:
+            found = self._letters.newest(LetterFilter(ticket=ticket), None, _LETTERS).letters
         return [{"event": "dead_letter", "ms": letter.written_ms, "letter": letter.row(), "message_id": letter.message_id.decode()} for letter in found]
 
     def message(self, message_id: str) -> dict[str, Any] | None:
@@ -104,7 +105,8 @@ class TicketStory:
     def containing(self, text: str, most: int) -> tuple[list[tuple[bytes, bytes]], bool]:
         """Tickets in processing whose id has ``text`` in it, with their records; and whether all were looked at."""
         pattern = b"*" + b"".join(b"\\" + bytes([one]) if one in b"*?[]^-\\" else bytes([one]) for one in text.encode()) + b"*"
-        cursor, found, ends_s = b"0", {}, time.monotonic() + _PIECE_S
+        cursor, ends_s = b"0", time.monotonic() + _PIECE_S
+        found: dict[bytes, bytes] = {}
         while True:
             with self._lock:
                 cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", 1000)
@@ -116,7 +118,6 @@ class TicketStory:
 
     def close(self) -> None:
         self._link.close()
-        self._letters.close()
 
 
 def _parse_back(back: str | None) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from common.stream_router import StreamRouter
 from common.streams import TicketStream
 from common.web_auth import Doorman
 from master.access import hosts_of, master_credentials
+from master.bulk_letters import BulkLetters
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
@@ -26,13 +27,17 @@ from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
 from master.membership import Membership
+from master.pulse import Pulse
 from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
+from master.system_facts import SystemFacts
 from master.ticket_feed import TicketFeed
+from master.ticket_story import TicketStory
 from master.trimming import Trimmer
 from master.web.app import create_app
+from master.web.pages.port import PagePort
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +88,10 @@ class MasterProgram:
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
         doorman = Doorman(master_credentials(settings), secure=settings.advertise_url.startswith("https://"))
+        pages = self._make_pages(lease_ms, sockets)
         self.app = create_app(
-            port, doorman=doorman, health_hosts=settings.health_hosts, hosts=hosts_of(settings), letters=self._letters, metrics=metrics.page
+            port, doorman=doorman, pages=pages, health_hosts=settings.health_hosts, hosts=hosts_of(settings),
+            letters=self._letters, metrics=metrics.page
         )
 
     def start(self, port: int, host: str) -> None:
@@ -111,6 +118,8 @@ class MasterProgram:
         self._membership.close()
         self._status.close()
         self._letters.close()
+        self._story.close()
+        self._facts.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
         for entry in rejected:
@@ -127,5 +136,15 @@ class MasterProgram:
         prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
         return StreamRouter(self._redis_url, name="master", prefixes=prefixes)
 
+    def _make_pages(self, lease_ms: int, sockets: LiveSockets) -> PagePort:
+        keys, field = self._keys, self._settings.ticket_field
+        pulse = Pulse(self._link("pulse"), keys, field, lease_ms, sockets, self._dispatcher.parked_of)
+        bulk = BulkLetters(DeadLetters(self._link("bulk"), keys))
+        self._services += [pulse, bulk]
+        self._story = TicketStory(self._link("story"), keys, field)
+        self._facts = SystemFacts(self._link("facts"), keys, lease_ms)
+        return PagePort(pulse, self._status, self._story, self._letters, bulk, self._facts, self._operations)
+
     def _link(self, role: str, timeout_s: float = 5.0) -> Link:
         return Link(self._redis_url, f"master:{role}", timeout_s)
+

@@ -18,13 +18,13 @@ _FENCES_PER_MS = 1024
 
 
 class Head(NamedTuple):
-    """The first unfinished message of a ticket. ``owner``: as in the index, empty while it is parked. ``count``: unfinished ones known to it."""
+    """The first unfinished message of a ticket. ``owner``: as in the index, empty while it is parked. ``size``: unfinished messages known to it."""
 
     ticket: bytes
     owner: bytes
     fence: int
     id: bytes
-    count: int
+    size: int
 
     @property
     def sent_ms(self) -> int:
@@ -76,7 +76,7 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
                 "head": head.id.decode(errors="replace"),
                 "sent_ms": head.sent_ms,
                 "since_ms": now_ms - still_ms,
-                "behind": max(0, head.count - 1 + seen.parked.get(head.ticket, 0)),
+                "behind": max(0, head.size - 1 + seen.parked.get(head.ticket, 0)),
                 "attempts": attempts,
                 **_told(head, seen.states),
             }

@@ -15,6 +15,8 @@ from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.follow import events_route
 from master.web.health_url import parse_hosts
+from master.web.pages.port import PagePort
+from master.web.pages.site import add_pages
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
 
@@ -26,8 +28,9 @@ def create_app(
     hosts: Collection[str] = (),
     letters: LetterPort | None = None,
     metrics: Callable[[], bytes] | None = None,
+    pages: PagePort | None = None,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
+    """The application on top of ``port``; with ``letters``, ``metrics`` and ``pages``, where they are given.
 
     ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any.
     Raises SettingsError when health_hosts cannot be read.
@@ -39,6 +42,8 @@ def create_app(
         app.register_blueprint(letter_routes(letters))
     if metrics is not None:
         web.add_metrics(app, metrics)
+    if pages is not None:
+        add_pages(app, pages)
     web.add_health(app, port.health, lambda: _role(port.leading()))
 
     @app.errorhandler(NameHeld)

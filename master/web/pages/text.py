@@ -32,10 +32,10 @@ def number(value: float | None) -> str:
     """With thousands apart; a dash for what is not known.
 
     >>> number(1234567), number(3.25), number(None)
-    ('1,234,567', '3.3', '–')
+    ('1,234,567', '3.3', '-')
     """
     if value is None:
-        return "–"
+        return "-"
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 or value == int(value) else f"{value:,.1f}"
 
 
@@ -43,10 +43,10 @@ def duration(ms: float | None) -> str:
     """A length of time in at most two units.
 
     >>> duration(40), duration(2500), duration(75_000), duration(3_700_000), duration(2 * 86_400_000), duration(None)
-    ('40 ms', '2.5 s', '1 min 15 s', '1 h 1 min', '2 d', '–')
+    ('40 ms', '2.5 s', '1 min 15 s', '1 h 1 min', '2 d', '-')
     """
     if ms is None:
-        return "–"
+        return "-"
     seconds = max(0.0, ms) / 1000
     if seconds < 1:
         return f"{max(0.0, ms):.0f} ms"
@@ -64,14 +64,14 @@ def moment(ms: int | None) -> str:
     """A point in time, UTC.
 
     >>> moment(1_700_000_000_123), moment(None), moment(10**17)
-    ('2023-11-14 22:13:20.123', '–', '–')
+    ('2023-11-14 22:13:20.123', '-', '-')
     """
     if not ms:
-        return "–"
+        return "-"
     try:
         when = datetime.datetime.fromtimestamp(ms / 1000, datetime.timezone.utc)
     except (OverflowError, OSError, ValueError):
-        return "–"
+        return "-"
     return f"{when:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d}"
 
 
