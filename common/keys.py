@@ -94,7 +94,8 @@ class Keys:
 
     @property
     def counters(self) -> str:
-        """Hash, never deleted: the last epoch, fence and generation. Written by elect, hand_over, next_generation."""
+        """Hash, never deleted: the last epoch, fence and generation, and the version of the rules. Written by elect,
+        hand_over, next_generation, change_rules."""
         return self.prefix + "counters"
 
     @property
@@ -115,8 +116,19 @@ class Keys:
 
     @property
     def changed(self) -> str:
-        """Stream, capped: tickets whose record somebody else than the leader changed; what wakes it. Written by dead_letter, redrive, drop."""
+        """Stream, capped: tickets whose record somebody else than the leader changed, and changes of the rules; what wakes it. Written by
+        dead_letter, redrive, drop, change_rules."""
         return self.prefix + "changed"
+
+    @property
+    def rules(self) -> str:
+        """Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by change_rules, read by the leader."""
+        return self.prefix + "rules"
+
+    @property
+    def actions(self) -> str:
+        """Stream, capped: what operators did (master/actions.py). Written by change_rules, and by whoever redrives or drops letters."""
+        return self.prefix + "actions"
 
     @property
     def runs(self) -> str:

@@ -82,6 +82,10 @@ class Executor:
         self.handled = 0  # only roughly right: counted without a lock, for people
         self.failed = 0
 
+    @property
+    def max_attempts(self) -> int:
+        return self._policy.max_attempts
+
     def may_start(self) -> bool:
         """Whether handlers may start: the lease cannot have ended anywhere."""
         return self._lease.may_start()

@@ -78,6 +78,15 @@ class Journal:
             self._map[slot + _STATE] = _FREE
             self._free.append(slot)
 
+    def running(self, ticket: bytes) -> list[Left]:
+        """The messages of a ticket whose handlers run. A glance: what starts or ends at this moment may be missing."""
+        found = []
+        for at in range(_HEADER.size, len(self._map) - _SLOT.size + 1, _SLOT.size):
+            left = _left(self._map, at)
+            if left is not None and left.ticket == ticket:
+                found.append(left)
+        return found
+
     def blame(self, messages: Iterable[Message]) -> None:
         """This process is about to end because of these, and of no other."""
         for message in messages:
@@ -113,6 +122,15 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
     return mmap.mmap(-1, size)
 
 
+def _left(content: bytes | mmap.mmap, at: int) -> Left | None:
+    """What the slot at this place says; None when it is free."""
+    fence, start_us, starts, failures, crashes, losses, padded_id, length, ticket, state = _SLOT.unpack_from(content, at)
+    entry_id = padded_id.rstrip(b"\0")
+    if state == _FREE or not _ID.fullmatch(entry_id):
+        return None
+    return Left(ticket[:length], entry_id, fence, Attempts(starts, failures, crashes, losses), start_us, state == _BLAMED)
+
+
 def read_journal(path: Path, origin: str) -> Former | None:
     """What the last holder of the name left, if it was of the same ``origin``; None when it left nothing that can be believed.
 
@@ -128,11 +146,9 @@ def read_journal(path: Path, origin: str) -> Former | None:
         return None
     left = []
     for at in range(_HEADER.size, len(content) - _SLOT.size + 1, _SLOT.size):
-        fence, start_us, starts, failures, crashes, losses, padded_id, length, ticket, state = _SLOT.unpack_from(content, at)
-        entry_id = padded_id.rstrip(b"\0")
-        if state != _FREE and _ID.fullmatch(entry_id):
-            before = Attempts(starts, failures, crashes, losses)
-            left.append(Left(ticket[:length], entry_id, fence, before, start_us, state == _BLAMED))
+        one = _left(content, at)
+        if one is not None:
+            left.append(one)
     with contextlib.suppress(UnicodeDecodeError):
         return Former(name.decode(), bool(is_explained), left)
     return None

@@ -218,6 +218,11 @@ class LaneKeeper:
         with self.lock:
             self._board.drop_quiet(tickets)
 
+    def look(self, ticket: bytes) -> tuple[list[Message], float | None, bool]:
+        """See LaneBoard.look."""
+        with self.lock:
+            return self._board.look(ticket)
+
     def load(self) -> tuple[int, int]:
         """(tickets, messages) held."""
         with self.lock:

@@ -1,23 +1,47 @@
-"""The consumer's HTTP interface: its health and its metrics, nothing else. Work comes through Redis, never over HTTP."""
+"""The consumer's HTTP interface: its health, its metrics, and what it does with a ticket, which masters ask when somebody wants to know what
+that waits for. Work comes through Redis, never over HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from flask import Flask
+from flask import Flask, Response, request
 
 from common import web
+from common.credentials import Role
 from common.health import Health
-from common.web_auth import Doorman
+from common.message import LONGEST_TICKET
+from common.web import Problem, answer
+from common.web_auth import Doorman, needs
+
+_TICKETS = b"/api/tickets/"
 
 
 def create_app(
-    doorman: Doorman, health: Callable[[], Health], facts: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None
+    doorman: Doorman,
+    health: Callable[[], Health],
+    facts: Callable[[], dict[str, Any]],
+    metrics: Callable[[], bytes] | None = None,
+    ticket: Callable[[bytes], dict[str, Any] | None] | None = None,
 ) -> Flask:
-    """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token."""
+    """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token. Nor does
+    ``ticket`` (ids, attempts and times of what is held of one ticket, but nothing of what its messages say); None: nothing is held of any."""
     app = web.create_app(__name__, doorman, max_body=0)
     web.add_health(app, health, facts)
     if metrics is not None:
         web.add_metrics(app, metrics)
+    if ticket is not None:
+        _add_ticket(app, ticket)
     return app
+
+
+def _add_ticket(app: Flask, look: Callable[[bytes], dict[str, Any] | None]) -> None:
+    @app.get("/api/tickets/<rest:ticket_id>")
+    @needs(Role.ANYBODY)
+    def ticket(ticket_id: str) -> Response:
+        asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
+        found = look(asked) if len(asked) <= LONGEST_TICKET else None
+        if found is None:
+            raise Problem(503, "not_registered", "this consumer has no incarnation at the moment", headers={"Retry-After": "1"})
+        return answer(found)

@@ -46,6 +46,7 @@ from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
 from consumer.settings import ConsumerSettings
 from consumer.starts import StartBook
+from consumer.ticket_look import look
 from consumer.watchdog import Watchdog
 from consumer.web import create_app
 from consumer.worker_pool import LaneWorker
@@ -190,7 +191,7 @@ class ConsumerProgram:
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
         self._stopped = False
         self._metrics = Metrics()
-        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page)
+        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page, self._look)
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
@@ -267,6 +268,13 @@ class ConsumerProgram:
             return Health((f"not registered yet: {why or 'asking the masters'}",))
         health = judge(incarnation.services, now_s())
         return health if incarnation.lease.holds() else Health((*health.reasons, "the lease has ended"))
+
+    def _look(self, ticket: bytes) -> dict[str, Any] | None:
+        """What is held of a ticket, for who asks what it waits for."""
+        incarnation, journal = self._incarnation, self._journal
+        if incarnation is None or journal is None:
+            return None
+        return look(ticket, incarnation.name, journal, incarnation.keeper, incarnation.executor.max_attempts)
 
     def _facts(self) -> dict[str, Any]:
         incarnation = self._incarnation

@@ -134,6 +134,10 @@ class DeadLetters:
             end = b"(" + letters[-1].id
         return found
 
+    def newest_of(self, ticket: bytes) -> DeadLetter | None:
+        """The newest letter of a ticket, if it is among the newest of all."""
+        return next((letter for letter in self._rows(b"-", b"+", PAGE, "newest") if letter.ticket == ticket), None)
+
     def redrive(self, ids: Sequence[bytes]) -> list[Outcome]:
         """Make messages of these letters again, in this order. At most ``AT_ONCE``, which is one script call."""
         return self._run("redrive", ids)

@@ -7,12 +7,11 @@ memory had it) ends the epoch: the elector takes a new one, which refuses any la
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from common.clock import now_s
+from common.clock import now_s, wall_ms
 from common.errors import Fenced, NotNow, ReplyUnknown
 from common.keys import Keys
 from common.log import event
@@ -26,11 +25,14 @@ from master.elector import Lead
 from master.halts import Halts
 from master.idle_sweep import IdleSweep
 from master.intake import Doorbell, sort_out
-from master.leader_steps import LeaderSteps, Rejected
+from master.leader_steps import LeaderSteps, Rejected, RulesMoved
+from master.mailbox import Changed, Posted, Report
 from master.policy.dispatch import Board
+from master.policy.explain_facts import BoardFacts
 from master.policy.group_loss import Memory
 from master.recoverer import Recoverer
 from master.roster import Member
+from master.rule_work import RuleWork, glance
 
 log = logging.getLogger(__name__)
 
@@ -60,26 +62,6 @@ class Limits:
     spread: bool = False
 
 
-@dataclass
-class Report:
-    """Acknowledgements of one incarnation, posted by an HTTP thread, which waits for ``answered``."""
-
-    incarnation: str
-    items: list[tuple[bytes, list[bytes]]]
-    answers: list[list[str]] | None = None
-    answered: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(frozen=True)
-class Changed:
-    """Tickets whose records somebody else has changed."""
-
-    tickets: frozenset[bytes]
-
-
-Posted = Report | Changed | dict[str, Member]
-
-
 class Dispatcher(Service):
     """Owner of the board. All of its fields below the mailbox belong to its thread."""
 
@@ -102,6 +84,7 @@ class Dispatcher(Service):
         self.board = Board(limits.ticket_window)
         self._recoverer = Recoverer()
         self._halts = Halts()
+        self._rule_work = RuleWork(link, keys)
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._last_read = b"0-0"
         self._repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
@@ -137,6 +120,10 @@ class Dispatcher(Service):
         """How many entries of a ticket are parked, as far as this master knows. A glance from outside: it may be a moment old."""
         known = self.board.tickets.get(ticket)
         return len(known.parked) if known is not None else 0
+
+    def glance(self, ticket: bytes) -> BoardFacts | None:
+        """What memory has of a ticket, while this master leads. A glance too."""
+        return glance(self.board, ticket, now_s(), wall_ms()) if self.leads else None
 
     # ---- the turn ------------------------------------------------------------------------------------------------------------
 
@@ -208,18 +195,12 @@ class Dispatcher(Service):
         self._repeats_until = adopted.repeats_until
         self._memory = self._memory.found(adopted.last_delivered)
         self._steps = steps
+        self._follow_rules()
         self._dry_since_s = 0.0
         self._reconciled_s = now_s()
-        event(
-            log,
-            "adopted",
-            epoch=epoch,
-            consumers=len(self.board.consumers),
-            tickets=len(self.board.tickets),
-            parked=self.board.parked,
-            taken_back=adopted.taken_back,
-            seconds=now_s() - started,
-        )
+        consumers, tickets, parked = len(self.board.consumers), len(self.board.tickets), self.board.parked
+        taken_back, seconds = adopted.taken_back, now_s() - started
+        event(log, "adopted", epoch=epoch, consumers=consumers, tickets=tickets, parked=parked, taken_back=taken_back, seconds=seconds)
 
     def _turn(self) -> float:
         assert self._steps is not None
@@ -230,14 +211,17 @@ class Dispatcher(Service):
         self._read_records()
         reopening = self._halts.turn(self.board, self._steps, self._unsure)
         handed = self._hand_over()
+        ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected)
         found = self._read_new()
         self._reject()
         self._save_position()
-        if found or handed or recovering or sweeping or reopening or self._mailbox or self._unsure:
+        if found or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure:
             return 0.0
         if self.doorbell is not None and self._may_read() > 0:
             self.doorbell.arm(self._last_read)
-        return min(_IDLE_READ_S / 2, self._limits.reconcile_s / 2, self._idle_sweep.wait_s(now_s()))
+        due_s = self.board.next_due_s()
+        slowed_s = _IDLE_READ_S if due_s is None else max(0.0, due_s - now_s())
+        return min(_IDLE_READ_S / 2, self._limits.reconcile_s / 2, self._idle_sweep.wait_s(now_s()), slowed_s)
 
     # ---- its parts -----------------------------------------------------------------------------------------------------------
 
@@ -249,6 +233,8 @@ class Dispatcher(Service):
                 posted.answered.set()
             elif isinstance(posted, Changed):
                 self._unsure.update(posted.tickets)
+                if posted.rules:
+                    self._follow_rules()
             else:
                 self._look_at(posted)
 
@@ -256,15 +242,21 @@ class Dispatcher(Service):
         """A new roster: consumers that came, changed, or are gone."""
         self._members = members
         for incarnation, member in members.items():
-            known = self.board.consumers.get(incarnation)
-            if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != member.accepts):
-                registration = member.registration
-                self.board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
+            known, registration = self.board.consumers.get(incarnation), member.registration
+            accepts = member.accepts and self.board.rules.of_consumer(registration.name) is None
+            if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
+                self.board.join(incarnation, registration.name, registration.slots, registration.capacity, accepts)
                 event(log, "consumer_joined" if known is None else "consumer_changed", consumer=incarnation, state=member.state)
         for incarnation in list(self.board.consumers):
             member_now = members.get(incarnation)
             if member_now is None or not member_now.alive:
                 self._lose(incarnation)
+
+    def _follow_rules(self) -> None:
+        """The rules may have changed: read them. Consumers that an operator has drained are a part of them."""
+        assert self._steps is not None
+        self._rule_work.read(self.board, self._steps)
+        self._look_at(self._members)
 
     def _lose(self, incarnation: str) -> None:
         if not self._recoverer.has(incarnation) and self.board.lose(incarnation):
@@ -318,6 +310,10 @@ class Dispatcher(Service):
             except NotNow:
                 self.board.withdraw(plan)
                 raise
+            except RulesMoved:
+                self.board.withdraw(plan)
+                self._follow_rules()
+                continue
             verdict = self.board.confirm(plan, reply)
             over = [entry_id for answer in reply.targets for entry_id in answer.gone]
             if over:
@@ -345,6 +341,8 @@ class Dispatcher(Service):
             self._position_s = now
 
     def _may_read(self) -> int:
+        if self.board.parked >= self._limits.parked:
+            self.board.unload()
         if self.board.parked >= self._limits.parked:
             event(log, "parked_limit", level=logging.WARNING, parked=self.board.parked)
             return 0

@@ -17,6 +17,7 @@ from common.stream_id import ZERO
 from common.streams import read_inbox_command
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps
+from master.mailbox import Changed
 from master.policy.dispatch import Board
 
 #: Entries read, or dead letters written, by one script call.
@@ -48,12 +49,12 @@ class Halts:
 
 
 class ChangeWatch(Service):
-    """Waits for names of tickets whose records others have changed."""
+    """Waits for names of tickets whose records others have changed, and for news of the rules."""
 
     name = "changes"
     _BLOCK_MS = 2000
 
-    def __init__(self, link: Link, changed_key: str, tell: Callable[[frozenset[bytes]], None]) -> None:
+    def __init__(self, link: Link, changed_key: str, tell: Callable[[Changed], None]) -> None:
         super().__init__()
         self._link = link
         self._key = changed_key
@@ -70,7 +71,8 @@ class ChangeWatch(Service):
         reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
         if reply:
             entries = reply[0][1]
-            self._tell(frozenset(fields[1] for _, fields in entries))
+            tickets = frozenset(fields[1] for _, fields in entries if fields[0] == b"ticket")
+            self._tell(Changed(tickets, any(fields[0] == b"rules" for _, fields in entries)))
             self._after = entries[-1][0]
 
     def interrupt(self) -> None:

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from common.errors import Fenced
+from common.errors import Fenced, UsherError
 from common.keys import Keys
 from common.message import LONGEST_TICKET
 from common.scripts import ScriptRunner
 from common.stream_id import Position
 from master.policy.plans import HandOverPlan, HandOverReply, TargetReply
+from master.policy.ruled import Condemned
+
+
+class RulesMoved(UsherError):
+    """The live rules have changed since the leader read them: nothing was done by the former ones."""
 
 
 class Found(NamedTuple):
@@ -91,6 +96,7 @@ class LeaderSteps:
         self._reading = (ticket_field, LONGEST_TICKET, longest_message)
         self.epoch = epoch
         self.spread = spread
+        self.rules_version = b""  # of the rules that plans were made by
 
     def check(self) -> None:
         """Raise Fenced unless the leader key holds our epoch."""
@@ -121,7 +127,7 @@ class LeaderSteps:
         self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), (ticket, believed, int(is_last), *ids))
 
     def hand_over(self, plan: HandOverPlan) -> HandOverReply:
-        """Carry out a plan; what was refused is in the reply."""
+        """Carry out a plan; what was refused is in the reply. Raises RulesMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
         args: list[Any] = [plan.lowest, plan.highest, plan.size, len(plan.targets)]
@@ -130,8 +136,25 @@ class LeaderSteps:
             args += (target.incarnation, len(target.parts))
             for part in target.parts:
                 args += (part.ticket, part.believed, b" ".join(part.ids))
-        _, fence, *targets = self._run("hand_over", script_keys, args)
+        args.append(self.rules_version)
+        state, fence, *targets = self._run("hand_over", script_keys, args)
+        if state == b"RULES":
+            raise RulesMoved
         return HandOverReply(int(fence or 0), tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in targets))
+
+    def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
+        """Make dead letters of what a rule condemns; the tickets whose records are not as believed. Raises RulesMoved."""
+        keys = self._keys
+        args: list[Any] = [self.rules_version]
+        for doomed in condemned:
+            why = f"{doomed.rule.reason} " if doomed.rule.reason else ""
+            error = f"{why}(rule {doomed.rule.id} of {doomed.rule.who or 'somebody'})"
+            args += (doomed.ticket, doomed.believed, error.encode("utf-8", "surrogateescape"), b" ".join(doomed.ids))
+        script_keys = (keys.stream, keys.leader, keys.tickets, keys.dead, keys.attempts, keys.counters)
+        state, refused = self._run("end_by_rule", script_keys, args)
+        if state == b"RULES":
+            raise RulesMoved
+        return list(refused)
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""

@@ -18,7 +18,7 @@ from common.attempts import decode
 from common.clock import now_s, wall_ms
 from common.keys import HALTED, MASTER, Keys
 from common.live_sockets import LiveSocket, LiveSockets
-from common.redis_client import CommandRefused, Link
+from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.streams import pairs
@@ -108,6 +108,8 @@ class Pulse(Service):
         self._sent.pop(topic, None)  # what was told between the page and its connection is told again
         self._look()
         live.send(b"retry: 2000\n\n")
+        if topic == OVERVIEW:
+            live.send(_frame("history", self.history()))
 
     def _leave(self, watchers: dict[LiveSocket, None], live: LiveSocket) -> None:
         with self._lock:
@@ -259,7 +261,7 @@ class Pulse(Service):
         if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
             return
         self._sent[topic] = (digest, now)
-        frame = b"event: " + topic.encode() + b"\ndata: " + _dump(document) + b"\n\n"
+        frame = _frame(topic, document)
         with self._lock:
             watchers = list(self._watchers[topic])
         for live in watchers:
@@ -278,6 +280,10 @@ def _stranger(incarnation: str, count: int, owned: Any) -> dict[str, Any]:
         "slots": None,
         "capacity": None,
     }
+
+
+def _frame(event: str, document: Any) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + _dump(document) + b"\n\n"
 
 
 def _dump(document: Any) -> bytes:

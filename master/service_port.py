@@ -12,8 +12,9 @@ from common.health import Health, judge
 from common.message import unkeyed_ticket
 from common.registration import Registration
 from common.service import Service
-from master.dispatcher import Dispatcher, Report
+from master.dispatcher import Dispatcher
 from master.elector import Lead
+from master.mailbox import Report
 from master.membership import Membership, NameInUse, RegistrationOver
 from master.status import StatusReader
 from master.ticket_feed import TicketFeed

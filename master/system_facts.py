@@ -1,4 +1,4 @@
-"""What pages and programs ask of the system as a whole, read from Redis: the doctor's findings, who reads the stream and what may be cut, the last audit."""
+"""The system as a whole, read from Redis: the doctor's findings, who reads the stream and what may be cut of it, the last audit."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ class SystemFacts:
 
     def doctor(self) -> dict[str, Any]:
         """What `usher doctor --json` says, at most some seconds old; while one thread asks anew, the others get what there is."""
-        if not self._found or now_s() - self._found_s > _FOUND_FOR_S:
-            if self._lock.acquire(blocking=not self._found):
-                try:
+        if self._is_old and self._lock.acquire(blocking=not self._found):
+            try:
+                if self._is_old:  # else somebody else was first
                     self._examine()
-                finally:
-                    self._lock.release()
+            finally:
+                self._lock.release()
         return self._found
 
+    @property
+    def _is_old(self) -> bool:
+        return not self._found or now_s() - self._found_s > _FOUND_FOR_S
+
     def _examine(self) -> None:
-        if self._found and now_s() - self._found_s <= _FOUND_FOR_S:
-            return  # somebody else was first
         facts = collect(self._link, self._keys, self._lease_ms)
         findings = examine(facts)
         self._found = {

@@ -19,6 +19,7 @@ from common.scripts import ScriptRunner
 from common.stream_id import rank
 from master.dead_letters import DeadLetters
 from master.policy.letters import LetterFilter
+from master.policy.stuck import fence_ms
 
 #: One call looks at so many entries, or records of executions: a millisecond or so of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
@@ -65,7 +66,8 @@ class TicketStory:
             records, runs_from = self._find("runs", runs_from, (text,), ends_s + _PIECE_S)
             events += [_ran(run) for record in records for run in decode(record) if run.ticket == ticket_id]
             reached.append(runs_from)
-        events.sort(key=lambda event: (event["ms"], rank(event["message_id"].encode())), reverse=True)
+        events += _hand_overs([event for event in events if event["event"] == "ran"])
+        events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
         more = entries_from != END or runs_from != END
         times = [_ms(one.removeprefix("(").encode()) for one in reached if one != END]
         return Story(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
@@ -88,7 +90,8 @@ class TicketStory:
         """The newest letters of the ticket, as far as one look goes."""
         with self._lock:
             found = self._letters.newest(LetterFilter(ticket=ticket), None, _LETTERS).letters
-        return [{"event": "dead_letter", "ms": letter.written_ms, "letter": letter.row(), "message_id": letter.message_id.decode()} for letter in found]
+        rows = [letter.row() for letter in found]
+        return [{"event": "dead_letter", "ms": row["written_ms"], "letter": row, "message_id": row["message_id"]} for row in rows]
 
     def message(self, message_id: str) -> dict[str, Any] | None:
         """A message with its fields as pairs, long values cut; None when it is not in the stream."""
@@ -141,8 +144,21 @@ def _ms(entry_id: bytes) -> int:
 def _ran(run: Any) -> dict[str, Any]:
     ms = (run.end_us or run.start_us) // 1000
     took_ms = (run.end_us - run.start_us) / 1000 if run.end_us else None
-    facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer, "took_ms": took_ms}
-    return {"event": "ran", "ms": ms, "message_id": run.id, **facts}
+    facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer}
+    return {"event": "ran", "ms": ms, "message_id": run.id, "began_ms": run.start_us // 1000, "took_ms": took_ms, **facts}
+
+
+def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """When its owners were given the ticket: a fence tells the millisecond (lua/includes/next_number.lua), unless a clock went back."""
+    first: dict[int, dict[str, Any]] = {}
+    for run in runs:
+        known = first.setdefault(run["fence"], run)
+        if run["began_ms"] < known["began_ms"]:
+            first[run["fence"]] = run
+    return [
+        {"event": "handed", "ms": min(fence_ms(fence), run["began_ms"]), "message_id": "", "owner": run["owner"], "fence": fence}
+        for fence, run in first.items()
+    ]
 
 
 def _shown(value: bytes) -> str:

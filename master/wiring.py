@@ -17,16 +17,21 @@ from common.stream_router import StreamRouter
 from common.streams import TicketStream
 from common.web_auth import Doorman
 from master.access import hosts_of, master_credentials
+from master.actions import ActionLog
 from master.bulk_letters import BulkLetters
 from master.dead_letters import DeadLetters
-from master.dispatcher import Changed, Dispatcher, Limits
+from master.dispatcher import Dispatcher, Limits
 from master.elector import Elector, Lead
+from master.explainer import Explainer
 from master.halts import ChangeWatch
 from master.health_checker import HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
+from master.live_rules import LiveRules
 from master.membership import Membership
+from master.operations import Operations
+from master.owner_question import ask_owner
 from master.pulse import Pulse
 from master.roster import RosterReader
 from master.service_port import ServicePort
@@ -72,7 +77,7 @@ class MasterProgram:
         metrics = Metrics()
         self._bell = Bell(metrics, settings.dead_letter_webhook, "master", self._keys)
         self._dispatcher.on_rejected = self._ring
-        changes = ChangeWatch(self._link("changes"), self._keys.changed, lambda tickets: self._dispatcher.post(Changed(tickets)))
+        changes = ChangeWatch(self._link("changes"), self._keys.changed, self._dispatcher.post)
         self._lead.on_change = self._dispatcher.wake
         health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
@@ -88,10 +93,16 @@ class MasterProgram:
             self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
         )
         doorman = Doorman(master_credentials(settings), secure=settings.advertise_url.startswith("https://"))
-        pages = self._make_pages(lease_ms, sockets)
+        self._operations = self._make_operations(lease_ms)
         self.app = create_app(
-            port, doorman=doorman, pages=pages, health_hosts=settings.health_hosts, hosts=hosts_of(settings),
-            letters=self._letters, metrics=metrics.page
+            port,
+            doorman=doorman,
+            health_hosts=settings.health_hosts,
+            hosts=hosts_of(settings),
+            letters=self._letters,
+            operations=self._operations,
+            metrics=metrics.page,
+            pages=self._make_pages(lease_ms, sockets),
         )
 
     def start(self, port: int, host: str) -> None:
@@ -120,6 +131,7 @@ class MasterProgram:
         self._letters.close()
         self._story.close()
         self._facts.close()
+        self._operations.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
         for entry in rejected:
@@ -129,6 +141,11 @@ class MasterProgram:
         """Whether the dispatcher makes progress: the lead is extended only then."""
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
+
+    def _make_operations(self, lease_ms: int) -> Operations:
+        keys, dispatcher = self._keys, self._dispatcher
+        explainer = Explainer(self._link("explain"), keys, self._settings.ticket_field, lease_ms, ask_owner, dispatcher.glance)
+        return Operations(keys.stream, LiveRules(self._link("rules"), keys), ActionLog(self._link("actions"), keys), explainer)
 
     def _make_router(self) -> StreamRouter:
         keys = self._keys

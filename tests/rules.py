@@ -21,7 +21,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py is what Usher is compared with: plain redis-py.
     "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py"),
     "hiredis": ("common/router/push_link.py", "master/audit/bulk.py"),
-    "requests": ("master/health_checker.py", "consumer/master_client.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
+    "requests": (
+        *("master/health_checker.py", "master/owner_question.py", "consumer/master_client.py", "common/webhook.py"),
+        *("*/cli.py", "*/commands/*.py"),
+    ),
     "flask": ("common/web.py", "common/web_auth.py", "common/problem.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "common/web_auth.py", "master/web/*.py", "consumer/web.py"),
     "itsdangerous": ("common/web_auth.py",),

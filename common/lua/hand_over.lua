@@ -2,8 +2,9 @@
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, then for each target: its lease, its inbox
 -- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 number of ids, 6 number of targets, then for each target:
 --       incarnation, number of tickets, and for each ticket: ticket, the record's head as the plan believes it
---       ("" = no record, else "<owner> <fence>"), its ids in id order, separated by spaces
--- Returns: {"FENCED"} or {"OK", fence of this call or "", then for each target:
+--       ("" = no record, else "<owner> <fence>"), its ids in id order, separated by spaces;
+--       last the version of the live rules that the plan was made by
+-- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", fence of this call or "", then for each target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for somebody else than `master`);
@@ -34,6 +35,7 @@ for t = 1, tonumber(ARGV[6]) do
   end
   targets[t] = target
 end
+if (redis.call('HGET', KEYS[4], 'rules') or '') ~= (ARGV[at] or '') then return {'RULES', ''} end
 
 -- 2. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id.
 local records = {}

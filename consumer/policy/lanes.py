@@ -224,6 +224,16 @@ class LaneBoard(Generic[M]):
             found[ticket] = [message.stream_id for message in lane.queue]
         return found
 
+    def look(self, ticket: bytes) -> tuple[list[M], float | None, bool]:
+        """A ticket's queued messages in order, when the first of them is due again (None: it does not wait for that), and whether it is to
+        run apart. For people: it looks through all lanes that wait."""
+        lane = self.lanes.get(ticket)
+        if lane is None:
+            return [], None, False
+        queued = sorted((*lane.queue, *lane.early), key=lambda message: rank(message.stream_id))
+        due_s = next((due_s for due_s, _, waiting in self._waiting if waiting is lane), None)
+        return queued, due_s, lane.isolation is not _TOGETHER or any(other is lane for other, _ in self._apart)
+
     def drop_quiet(self, tickets: Iterable[bytes]) -> None:
         """These tickets were given back."""
         gone = set(tickets)

@@ -50,11 +50,12 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(Alarm(BAD, f"{_many(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it", "/dead-letters"))
     if still:
         first = still[0]
-        count = f"{len(still)} or more tickets stand" if len(seen["stuck"]) >= seen["stuck_most"] else f"{_many(len(still), 'ticket')} stand{'s' * (len(still) == 1)}"
+        more = len(seen["stuck"]) >= seen["stuck_most"]
+        count = f"{len(still)} tickets or more are" if more else f"{_many(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
         on = f" on {first['consumer']}" if first["consumer"] else ""
         tries = f", {_many(first['attempts'], 'attempt')}" if first["attempts"] else ""
         behind = f", {first['behind']:,} behind" if first["behind"] else ""
-        found.append(Alarm(BAD, f"{count} still or is being tried again; the oldest is {first['shown']}{on}{tries}{behind}", first["href"]))
+        found.append(Alarm(BAD, f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}", first["href"]))
     return found
 
 

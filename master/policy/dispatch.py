@@ -5,12 +5,12 @@ What a plan takes, it takes at once (``plan`` moves ids from parked to running);
 
 from __future__ import annotations
 
-from master.policy.holdings import Holdings
 from master.policy.plans import HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict, span
+from master.policy.ruled import RuledHoldings
 from master.policy.tickets import ConsumerLoad, Standing, Ticket
 
 
-class Board(Holdings):
+class Board(RuledHoldings):
     """All tickets in processing or parked, the load of every consumer, and what is to be handed over next."""
 
     # ---- plans ---------------------------------------------------------------------------------------------------------------
@@ -18,7 +18,7 @@ class Board(Holdings):
     @property
     def room(self) -> int:
         """Entries that could be read now and handed over at once; 0 while something ready waits for room."""
-        if self._homeless or self._ready:
+        if self._homeless or self._ready or self.rules.pauses_all:
             return 0
         return self._open.room
 
@@ -28,6 +28,8 @@ class Board(Holdings):
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
         """Take up to ``limit`` ids for one hand_over call; None when nothing can be handed over now."""
+        if self._slowed:
+            self._wake_slowed(now_s)
         if not self._ready:
             return None
         parked_before = self.parked
@@ -39,6 +41,9 @@ class Board(Holdings):
             ticket.queued = False
             if ticket.standing is not Standing.OPEN or not ticket.parked:
                 continue
+            most = limit - size
+            if self._ruled and (most := self._allowed(ticket, most, now_s)) <= 0:
+                continue
             consumer = ticket.owner or self._open.choose(ticket, bound)
             if consumer is None:
                 ticket.queued = True
@@ -46,7 +51,7 @@ class Board(Holdings):
                 continue
             if not consumer.accepts:
                 continue
-            count = min(len(ticket.parked), self._window - len(ticket.running), limit - size)
+            count = min(len(ticket.parked), self._window - len(ticket.running), most)
             if count > consumer.room:
                 count = consumer.room
                 if count <= 0:
@@ -57,6 +62,8 @@ class Board(Holdings):
                 continue
             parts.setdefault(consumer.incarnation, []).append(self._take(ticket, consumer, count, now_s))
             size += count
+            if self._ruled:
+                self._spend(ticket, count)
             if ticket.parked:
                 self._queue(ticket)
         if not size:

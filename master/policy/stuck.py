@@ -53,13 +53,18 @@ def oldest(heads: Iterable[Head], most: int) -> list[Head]:
     return heapq.nsmallest(most, heads, key=lambda head: head.sent_ms)
 
 
+def fence_ms(fence: int) -> int:
+    """When the hand-over of that fence was."""
+    return fence // _FENCES_PER_MS
+
+
 def since_ms(head: Head, moved_ms: int = 0) -> int:
     """Since when the head has stood still: it was sent, it got its owner, or the one before it was finished.
 
     >>> since_ms(Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1)), since_ms(Head(b"T", b"", 0, b"5000-0", 1), 9000)
     (7000, 9000)
     """
-    return max(head.sent_ms, head.fence // _FENCES_PER_MS, moved_ms)
+    return max(head.sent_ms, fence_ms(head.fence), moved_ms)
 
 
 def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> list[dict[str, Any]]:
@@ -78,7 +83,7 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
                 "since_ms": now_ms - still_ms,
                 "behind": max(0, head.size - 1 + seen.parked.get(head.ticket, 0)),
                 "attempts": attempts,
-                **_told(head, seen.states),
+                **_told(head, seen.states, attempts),
             }
         )
         if len(rows) == most:
@@ -86,7 +91,7 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
     return rows
 
 
-def _told(head: Head, states: Mapping[str, str]) -> dict[str, str]:
+def _told(head: Head, states: Mapping[str, str], attempts: int) -> dict[str, str]:
     """State, consumer and one sentence. A ticket's own page explains the rest."""
     if not head.owner:
         return {"state": "parked", "consumer": "", "why": "is parked: no consumer has it"}
@@ -99,12 +104,13 @@ def _told(head: Head, states: Mapping[str, str]) -> dict[str, str]:
     owner = head.owner.decode(errors="replace")
     state = states.get(owner, "lost")
     why = {
-        "live": "with its consumer",
+        "live": "handed over and not done yet",
         "draining": "its consumer drains",
         "revoked": "its consumer did not answer; taken back when the lease ends",
         "lost": "its consumer is lost; is taken back",
     }
-    return {"state": "processing", "consumer": name_of(owner), "why": why.get(state, state)}
+    told = f"failed {attempts}x; is tried again" if attempts and state == "live" else why.get(state, state)
+    return {"state": "retrying" if attempts else "processing", "consumer": name_of(owner), "why": told}
 
 
 def _text(ticket: bytes) -> str:

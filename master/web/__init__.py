@@ -13,6 +13,13 @@ GET /api/dead-letters?ticket=&...      200, a page of at most 200, oldest first;
 GET /api/dead-letters/{id}            200 with traceback and fields, 404 ``unknown_dead_letter``
 POST /api/dead-letters/redrive        200 with an outcome per letter; a body of ``ids``, or of ``filter`` and ``limit``
 POST /api/dead-letters/drop           the same
+GET /api/tickets/{id}/explain         200, always: also nothing being there has its reason
+GET /api/rules                        200
+POST /api/rules                       201 set, 200 replaced the rule for that target, 409 ``too_many_rules``
+DELETE /api/rules/{id}?reason=        200, 404 ``unknown_rule``
+POST /api/consumers/{name}/drain      200, 404 ``unknown_consumer``; a body ``{"reason": "..."}``, which may be ``{}``
+POST /api/consumers/{name}/resume     200, 404 ``not_drained``; the same
+GET /api/actions?cursor=&limit=       200, a page of at most 500, newest first; ``cursor`` where to go on
 GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``live`` is always 200
 ====================================  ==============================================================================================

@@ -6,13 +6,14 @@ import re
 import uuid
 from typing import Annotated, Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
 from common.credentials import Role
 from common.registration import NAME, NO_LOCK, name_of
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
 from common.web_auth import must_be_for, needs
+from master.actions import By
 from master.web.health_url import HealthHosts, UnfitUrl, host_of
 from master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
 
@@ -208,8 +209,13 @@ def _read_page() -> tuple[str, int]:
     return cursor, min(int(limit), _MOST_TICKETS_ON_A_PAGE)
 
 
+def by_caller(why: str = "") -> By:
+    """Who sent this request: the authenticated credential, as the guard of the application has put it into ``flask.g.who``."""
+    return By(str(g.get("who", "operator")), "http", why)
+
+
 def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
-    """The ticket id of the path, ``at`` what is before it and ``behind`` it. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
+    """The ticket id of the path between ``at`` and ``behind``. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
     path = request.environ["PATH_INFO"].encode("latin-1")
     try:
         ticket_id: str = path.removeprefix(at).removesuffix(behind).decode()

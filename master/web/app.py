@@ -15,6 +15,7 @@ from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.follow import events_route
 from master.web.health_url import parse_hosts
+from master.web.operations import OperationsPort, operation_routes
 from master.web.pages.port import PagePort
 from master.web.pages.site import add_pages
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
@@ -27,10 +28,11 @@ def create_app(
     health_hosts: str,
     hosts: Collection[str] = (),
     letters: LetterPort | None = None,
+    operations: OperationsPort | None = None,
     metrics: Callable[[], bytes] | None = None,
     pages: PagePort | None = None,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters``, ``metrics`` and ``pages``, where they are given.
+    """The application on top of ``port``; with ``letters``, ``operations``, ``metrics`` and ``pages``, where they are given.
 
     ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any.
     Raises SettingsError when health_hosts cannot be read.
@@ -39,7 +41,9 @@ def create_app(
     app.register_blueprint(routes(port, parse_hosts(health_hosts)))
     app.register_blueprint(events_route(port))
     if letters is not None:
-        app.register_blueprint(letter_routes(letters))
+        app.register_blueprint(letter_routes(letters, operations.note if operations is not None else None))
+    if operations is not None:
+        app.register_blueprint(operation_routes(operations))
     if metrics is not None:
         web.add_metrics(app, metrics)
     if pages is not None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Protocol
 
 from flask import Blueprint, Response, request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from common.log import event
 from common.web import Problem, answer, read_json, read_model
+from master.actions import Action
 from master.dead_letters import AT_ONCE, LetterPage, Outcome
 from master.policy.letters import DeadLetter, LetterFilter
-
-log = logging.getLogger(__name__)
+from master.policy.rules import LONGEST_REASON
+from master.web.api import by_caller
 
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
@@ -94,6 +95,7 @@ class _Chosen(BaseModel):
     filter: _Filter | None = None
     limit: int = Field(AT_ONCE, ge=1, le=_MOST_IDS)
     cursor: _StreamId | None = None
+    reason: str = Field("", max_length=LONGEST_REASON)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> _Chosen:
@@ -102,8 +104,8 @@ class _Chosen(BaseModel):
         return self
 
 
-def letter_routes(letters: LetterPort) -> Blueprint:
-    """``/api/dead-letters`` and what is below it."""
+def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | None = None) -> Blueprint:
+    """``/api/dead-letters`` and what is below it. ``note`` is told of each redrive and drop."""
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
 
     @api.get("")
@@ -121,11 +123,11 @@ def letter_routes(letters: LetterPort) -> Blueprint:
 
     @api.post("/redrive")
     def redrive() -> Response:
-        return _change("redriven", letters.redrive)
+        return _change("redrive", letters.redrive)
 
     @api.post("/drop")
     def drop() -> Response:
-        return _change("dropped", letters.drop)
+        return _change("drop", letters.drop)
 
     def _change(what: str, step: Any) -> Response:
         chosen = read_model(_Chosen, read_json(request, BODY))
@@ -138,10 +140,21 @@ def letter_routes(letters: LetterPort) -> Blueprint:
             page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
             ids, cursor = [letter.id for letter in page.letters], page.cursor
         outcomes = [outcome for at in range(0, len(ids), AT_ONCE) for outcome in step(ids[at : at + AT_ONCE])]
-        event(log, f"dead_letters_{what}", count=len(outcomes), by="http")
+        if note is not None:
+            note(Action(by_caller(chosen.reason), what, chosen_letters(ids)), counted(outcome.word for outcome in outcomes))
         return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
 
     return api
+
+
+def chosen_letters(ids: Sequence[bytes]) -> str:
+    """What an action was done to, for its log: ``3 dead letters, from 5-1``."""
+    return f"{len(ids)} dead letters" + (f", from {ids[0].decode()}" if ids else "")
+
+
+def counted(words: Iterable[str]) -> str:
+    """What became of them: ``added 2, gone 1``."""
+    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
 
 
 def whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:

@@ -33,10 +33,11 @@ from consumer.owner_steps import OwnerSteps
 from consumer.policy.outcome import RetryPolicy
 from consumer.reporter import Reporter
 from consumer.starts import StartBook
-from master.dispatcher import Changed, Dispatcher, Limits, Report
+from master.dispatcher import Dispatcher, Limits
 from master.elector import Elector, Lead
 from master.halts import ChangeWatch
 from master.janitor import Janitor
+from master.mailbox import Report
 from master.membership import Membership
 from master.roster import read_roster
 from tests.integration.factories import FIELD, LEASE_MS, World
@@ -343,7 +344,7 @@ class MasterActor:
         self.reap_link.knows(self.janitor._scripts)
         self._roster_link = Link(url, f"test:{name}:roster")
         self._change_link = Link(url, f"test:{name}:changes")
-        self.changes = ChangeWatch(self._change_link, keys.changed, lambda tickets: self.dispatcher.post(Changed(tickets)))
+        self.changes = ChangeWatch(self._change_link, keys.changed, self.dispatcher.post)
         self.failures: list[Exception] = []
 
     @property

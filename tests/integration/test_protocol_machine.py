@@ -21,7 +21,7 @@ from common.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble
 from common.keys import MASTER
 from common.redis_client import Link
 from common.registration import NO_LOCK
-from master.dispatcher import Report
+from master.mailbox import Report
 from master.membership import NameInUse
 from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Trouble, TroubledLink
 from tests.integration.factories import FIELD, LEASE_MS

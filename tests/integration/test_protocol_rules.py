@@ -12,8 +12,9 @@ import pytest
 from common.clock import now_s
 from common.errors import ReplyUnknown
 from common.message import LONGEST_TICKET
-from master.dispatcher import Dispatcher, Report
+from master.dispatcher import Dispatcher
 from master.leader_steps import Found, LeaderSteps
+from master.mailbox import Report
 from master.policy.affinity import Affinity
 from master.policy.plans import HandOverPlan
 from tests.chaos.mutants.catalogue import BY_IDLE_TIME, NO_EPOCH, READS_FIRST, RETRIES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,8 +12,12 @@ from werkzeug.wrappers import Response as AnyResponse
 from common.credentials import Role
 from common.web import Problem
 from common.web_auth import local_path, needs
+from master.actions import Action
 from master.bulk_letters import DROP, REDRIVE, Job
 from master.dead_letters import AT_ONCE, Outcome
+from master.web.api import by_caller
+from master.web.dead_letters import chosen_letters, counted
+from master.web.operations import change_rule
 from master.web.pages.letters_asked import asked_filter, in_words
 from master.web.pages.notes import Notes
 from master.web.pages.port import PagePort
@@ -50,15 +53,17 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
     @needs(Role.OPERATOR)
     def drain() -> AnyResponse:
         name = _text("name", 64)
-        port.operations.drain(name, g.who, _why())
-        return go("/consumers", f"{name} drains: it gets nothing more, and what it has goes on")
+        changed = port.operations.drain(name, by_caller(_why()))
+        if changed is None:
+            return go("/consumers", f"No consumer of the name {visible(name)} is registered")
+        return go("/consumers", f"{name} is drained: it is handed nothing more and finishes what it has ({changed.handed_over:,} messages)")
 
     @actions.post("/consumers/resume")
     @needs(Role.OPERATOR)
     def resume() -> AnyResponse:
         name = _text("name", 64)
-        port.operations.resume(name, g.who, _why())
-        return go("/consumers", f"{name} gets work again")
+        changed = port.operations.resume(name, by_caller(_why()))
+        return go("/consumers", f"{visible(name)} was not drained" if changed is None else f"{name} gets work again")
 
 
 def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
@@ -68,8 +73,8 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
         if not ids:
             return go(back, "Nothing was chosen")
         outcomes = [one for at in range(0, len(ids[:_MOST_CHOSEN]), AT_ONCE) for one in step(ids[at : min(at + AT_ONCE, _MOST_CHOSEN)])]
-        told = counted(Counter(one.word for one in outcomes))
-        port.operations.note(g.who, what, f"{len(ids)} dead letters: {', '.join(one.decode() for one in ids[:5])}", _why(), told)
+        told = counted(one.word for one in outcomes)
+        port.operations.note(Action(by_caller(_why()), what, chosen_letters(ids)), told)
         return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}")
 
     @actions.post("/dead-letters/redrive")
@@ -100,7 +105,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         job = _job(port, job_id)
         if not port.bulk.run(job, g.who, _why()):
             return go(f"/dead-letters/jobs/{job_id}", f"It was not begun: it is {job.state}")
-        port.operations.note(g.who, job.what, f"{job.preview.count} dead letters: {job.told}", job.why, "begun")
+        port.operations.note(Action(by_caller(job.why), job.what, f"{job.preview.count} dead letters: {job.told}"), "begun")
         return redirect(f"/dead-letters/jobs/{job_id}", 303)
 
     @actions.post("/dead-letters/jobs/<job_id>/stop")
@@ -108,7 +113,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     def stop(job_id: str) -> AnyResponse:
         job = _job(port, job_id)
         port.bulk.stop_job(job)
-        port.operations.note(g.who, f"stop {job.what}", job.told, _why(), counted(job.outcomes) or "nothing was done")
+        port.operations.note(Action(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements()))
         return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
 
 
@@ -118,25 +123,21 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
     def set_rule() -> AnyResponse:
         form = request.form
         target, value, action, rate = form.get("target", ""), form.get("value", ""), form.get("action", ""), form.get("rate_per_second", "").strip()
-        rule: dict[str, Any] = {"target": target, "value": value if target in ("ticket", "pattern") else "", "action": action, "reason": _why()}
+        value = {"stream": port.operations.stream, "everything": ""}.get(target, value)
+        rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": _why()}
         if rate:
             try:
                 rule["rate_per_second"] = float(rate)
             except ValueError:
                 raise Problem(422, "invalid_fields", "the rate must be a number") from None
-        port.operations.set_rule(rule, g.who)
-        return go(form.get("back", "/rules"), f"Set: {action} {target} {visible(value, 80)}")
+        changed = change_rule(port.operations, rule)
+        return go(form.get("back", "/rules"), f"{action} {target} {visible(value, 80)}: {changed.note}")
 
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
-        there = port.operations.lift_rule(_text("id", 300), g.who, _why())
-        return go("/rules", "Lifted" if there else "That rule is gone already")
-
-
-def counted(outcomes: Counter[str]) -> str:
-    """``3 added, 1 gone``."""
-    return ", ".join(f"{count:,} {word}" for word, count in outcomes.most_common())
+        changed = port.operations.lift_rule(_text("id", 64), by_caller(_why()))
+        return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.note)
 
 
 def _job(port: PagePort, job_id: str) -> Job:

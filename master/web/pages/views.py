@@ -13,6 +13,7 @@ from common.live_sockets import DETACH
 from common.web import Problem
 from common.web_auth import needs
 from master.policy.letters import LetterFilter, Preview
+from master.policy.rules import Target
 from master.pulse import CONSUMERS, OVERVIEW
 from master.status import shown
 from master.web.api import read_ticket_id
@@ -55,7 +56,7 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
     @views.get("/consumers")
     def consumers() -> str:
         rows, name = port.pulse.consumers(), request.args.get("name", "")
-        drained = {rule["value"] for rule in port.operations.rules() if rule["target"] == "consumer"}
+        drained = {rule.value for rule in port.operations.rules().rules if rule.target is Target.CONSUMER}
         fitting = [row | {"drained": row["name"] in drained} for row in rows if name in row["name"]]
         fitting.sort(key=_attention)
         start = _after(fitting, request.args.get("after", ""))
@@ -137,29 +138,11 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
         story = port.story.story(ticket_id, request.args.get("back"))
     except ValueError:
         raise Problem(422, "invalid_fields", "back is none that a page gave") from None
-    _mark_hand_overs(story.events)
     explained = port.operations.explain(ticket_id)
-    entries = [_entry(one) for one in explained.get("entries", ())]
-    held = [rule for rule in port.operations.rules() if rule["target"] == "ticket" and rule["value"] == ticket_id]
-    paused = f"{held[0]['action']} since {held[0]['reason'] or 'no reason was given'}" if held else ""
-    facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES), "paused": paused}
+    entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
+    facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
     live = ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events" if ticket_url(ticket_id).startswith("/tickets/") else ""
     return show("ticket.html", "tickets", ticket_id=ticket_id, story=story, explained=explained, live=live, **facts)
-
-
-def _mark_hand_overs(events: list[dict[str, Any]]) -> None:
-    """The first execution under a fence is the one after a hand-over; events come newest first."""
-    seen = None
-    for event in reversed(events):
-        if event["event"] == "ran":
-            event["handed"] = event["fence"] != seen
-            seen = event["fence"]
-
-
-def _entry(one: Any) -> dict[str, Any]:
-    """An entry of an explanation; in short it is just its id."""
-    told = {"message_id": one} if isinstance(one, str) else dict(one)
-    return told | {"sent_ms": _ms(str(told.get("message_id", "")))}
 
 
 def _aged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -228,12 +211,12 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
 
     @views.get("/rules")
     def rules() -> str:
-        return show("rules.html", "rules", rules=port.operations.rules())
+        return show("rules.html", "rules", rules=[rule.shown() for rule in port.operations.rules().rules], stream=port.operations.stream)
 
     @views.get("/actions")
     def actions() -> str:
         before = request.args.get("before") or None
         if before is not None and not STREAM_ID.fullmatch(before):
             raise Problem(422, "invalid_fields", "before is none that a page gave")
-        rows, cursor = port.operations.actions(before, _ROWS)
+        rows, cursor = port.operations.actions(None if before is None else before.encode(), _ROWS)
         return show("actions.html", "actions", rows=rows, cursor=cursor)

@@ -11,8 +11,9 @@ from common.errors import ReplyUnknown
 from common.redis_client import Link
 from consumer.batch_reader import BatchReader
 from consumer.owner_steps import AckAnswer, Buried, Letter, OwnerSteps
-from master.dispatcher import Dispatcher, Report
+from master.dispatcher import Dispatcher
 from master.leader_steps import LeaderSteps
+from master.mailbox import Report
 from master.policy.plans import HandOverPlan, HandOverReply
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replace, mutant
 

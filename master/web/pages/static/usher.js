@@ -71,7 +71,6 @@
       const value = seen[place.dataset.live];
       place.textContent = place.dataset.as === "since" ? since(value) : number(value);
     }
-    if (seen.history) history.splice(0, history.length, ...seen.history);
     history.push(seen.point);
     history.splice(0, history.length - 600);
     for (const line of all("[data-spark]")) spark(line, history);
@@ -117,7 +116,7 @@
 
   const link = one("#link");
   const say = (text, away) => { if (link) { link.textContent = text; link.classList.toggle("away", Boolean(away)); } };
-  const topics = { overview, consumers };
+  const topics = { overview, consumers, history: (points) => history.splice(0, history.length, ...points) };
   const ticketEvents = ["entry", "hand_over", "attempt", "completed", "dead_letter", "state"];
   let source = null, late = null;
   const open = () => {

@@ -1,0 +1,79 @@
+"""The action log: what operators did, when, to what and why, and what came of it. A capped stream, the newest of which any master shows.
+
+A change of the rules writes its line in the step that makes the change (change_rules.lua). What redrives or drops letters is logged when it
+has been done, one line for a command or a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from common.errors import RedisTrouble
+from common.keys import Keys
+from common.log import event
+from common.redis_client import Link
+from common.streams import pairs
+
+log = logging.getLogger(__name__)
+
+#: Lines kept, about.
+KEPT = 10_000
+
+
+class By(NamedTuple):
+    """Who acts: a name, the way it came (``http``, ``cli``), and the reason given."""
+
+    who: str
+    via: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Action:
+    """``what``: a word like ``pause``, ``lift``, ``drain``, ``redrive``; ``on``: what it was done to, for people."""
+
+    by: By
+    what: str
+    on: str
+
+    def line(self) -> tuple[str, ...]:
+        """Names and values of its entry, without the outcome."""
+        return ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
+
+
+class ActionLog:
+    """Reads and writes the action log. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link  # guarded by self._lock
+        self._key = keys.actions
+        self._lock = threading.Lock()
+
+    def note(self, action: Action, outcome: str) -> None:
+        """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
+        event(log, "operator_action", who=action.by.who, via=action.by.via, what=action.what, on=action.on, why=action.by.why, outcome=outcome)
+        try:
+            with self._lock:
+                self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *action.line())
+        except RedisTrouble as trouble:
+            event(log, "action_not_logged", level=logging.WARNING, what=action.what, on=action.on, why=str(trouble))
+
+    def page(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
+        """Up to ``limit`` lines below id ``before``, the newest first, and where to go on; None at the end."""
+        end = b"+" if before is None else b"(" + before
+        with self._lock:
+            rows = self._link.call("XREVRANGE", self._key, end, "-", "COUNT", limit)
+        return [_shown(entry_id, flat) for entry_id, flat in rows], rows[-1][0].decode() if len(rows) == limit else None
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _shown(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
+    said = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs(flat).items()}
+    shown: dict[str, Any] = {"id": entry_id.decode(), "time_ms": int(entry_id.partition(b"-")[0])}
+    shown |= {name: said.get(name, "") for name in ("who", "via", "what", "on", "why", "outcome")}
+    return shown | ({"version": int(said["version"])} if said.get("version", "").isdecimal() else {})

@@ -1,0 +1,192 @@
+"""Explainer: reads what explain (master/policy/explain.py) needs to know of a ticket. The one place that does.
+
+Everything is in Redis, so it works on any master and without one. Two things are not, and are asked where they are known: what the owner
+does with the ticket (its HTTP interface), and what the leader has in memory (the board, when this master leads). Without an answer the
+explanation says what it does not know. Nothing is written for it per message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from common.attempts import Attempts, decode
+from common.clock import now_s, wall_ms
+from common.errors import GroupMissing
+from common.keys import MASTER, Keys
+from common.redis_client import CommandRefused, Link
+from common.registration import name_of
+from common.scripts import ScriptRunner
+from common.stream_id import rank
+from common.streams import Record, TicketStream, parse_record
+from master.dead_letters import DeadLetters
+from master.live_rules import read_rules
+from master.policy.explain import explain
+from master.policy.explain_facts import BoardFacts, Crowd, Explanation, Facts, LeaderFacts, OwnerFacts, OwnerTold
+from master.policy.letters import DeadLetter
+from master.policy.plans import HALTED, RETURNED, TAIL
+from master.policy.rules import Rulebook
+from master.roster import Member, read_roster
+
+#: Entries looked through for those of one ticket: by one call, and in all. And for how long at most.
+_PAGE, _PAGES = 200, 25
+_LOOK_S = 0.5
+_KINDS = {RETURNED: "returned", HALTED: "halted", TAIL: "tail"}
+
+#: Asks the owner at this health URL what it does with a ticket; None: it did not say.
+AskOwner = Callable[[str, str], OwnerTold | None]
+
+
+class Explainer:
+    """Explains tickets of one stream. May be used by many threads, one at a time; nobody waits for an owner's answer but who asked."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        ticket_field: str,
+        lease_ms: int,
+        ask_owner: AskOwner = lambda health_url, ticket_id: None,
+        board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
+    ) -> None:
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._stream = TicketStream(link, keys)
+        self._scripts = ScriptRunner(link)
+        self._letters = DeadLetters(link, keys)  # this too
+        self._ticket_field = ticket_field
+        self._lease_ms = lease_ms
+        self._ask_owner = ask_owner
+        self._board = board
+        self._lock = threading.Lock()
+
+    def explain(self, ticket_id: str) -> Explanation:
+        """What the ticket waits for. Raises what ``Link.call`` raises."""
+        ticket = ticket_id.encode("utf-8", "surrogateescape")
+        with self._lock:
+            found = self._read(ticket_id, ticket)
+        owner_url = found.pop("health_url")
+        told = self._ask_owner(owner_url, ticket_id) if owner_url else None
+        return explain(Facts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found))
+
+    def is_registered(self, name: str) -> bool:
+        """Whether a consumer of that name is registered."""
+        with self._lock:
+            return bool(self._link.call("HEXISTS", self._keys.consumers, name))
+
+    def _read(self, ticket_id: str, ticket: bytes) -> dict[str, Any]:
+        """All facts that Redis knows, as arguments of Facts, and the owner's health URL."""
+        kind, record = self._record(ticket)
+        ids = record.ids if record is not None else []
+        rules = read_rules(self._link, self._keys)
+        members = read_roster(self._link, self._keys)
+        delivered, lag, pending = self._group()
+        found: dict[str, Any] = {
+            "kind": kind,
+            "fence": record.fence if record is not None else 0,
+            "ids": tuple(ids),
+            "lag": lag,
+            "has_group": delivered is not None,
+            "leader": self._leader(),
+            "rules": tuple(rules.all_of(ticket)),
+            "crowd": _crowd(members, rules, pending),
+            "health_url": "",
+        }
+        if kind == "owned" and record is not None:
+            found["owner"], found["health_url"] = self._owner(record.owner.decode(), members, rules)
+        found["unread"], found["unread_is_exact"] = self._find(ticket, b"(" + delivered if delivered is not None else b"-", "")
+        found["parked"], found["parked_is_exact"] = (), True
+        if delivered is not None and pending.get(MASTER):
+            parked, found["parked_is_exact"] = self._find(ticket, b"-", self._keys.group)
+            known = {*ids} if kind != "tail" else set()
+            found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
+        found["attempts"] = self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
+        found["letter"], found["last_letter"] = self._its_letters(ticket, kind)
+        return found
+
+    def _owner(self, incarnation: str, members: dict[str, Member], rules: Rulebook) -> tuple[OwnerFacts, str]:
+        """The owner, and where it can be asked; "" when it cannot."""
+        name = name_of(incarnation)
+        successor = next((other for other, member in members.items() if name_of(other) == name and other != incarnation and member.alive), "")
+        paused = rules.of_consumer(name)
+        member = members.get(incarnation)
+        if member is not None:
+            url = member.registration.health_url if member.alive else ""
+            return OwnerFacts(incarnation, member.state, member.lease_ms, successor, paused), url
+        lease = self._keys.lease(incarnation)  # its registration may be gone while its lease lives
+        state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])
+        if not isinstance(state, bytes):
+            return OwnerFacts(incarnation, "", 0, successor, paused), ""
+        return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), ""
+
+    def _record(self, ticket: bytes) -> tuple[str, Record | None]:
+        value = self._link.call("HGET", self._keys.tickets, ticket)
+        if value is None:
+            return "", None
+        try:
+            record = parse_record(value)
+        except ValueError:
+            return "unreadable", None
+        return _KINDS.get(record.owner, "owned"), record._replace(ids=sorted(record.ids, key=rank))
+
+    def _group(self) -> tuple[bytes | None, int, dict[bytes, int]]:
+        """The last id the group was given (None: there is no group), the number of entries above it, and what is pending for whom."""
+        try:
+            facts = self._stream.group_facts()
+            pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
+        except (GroupMissing, CommandRefused):
+            return None, 0, {}
+        lag = facts.get(b"lag")
+        if lag is None:  # before Redis 7
+            lag = self._scripts.run("count_above", (self._keys.stream,), (facts[b"last-delivered-id"], _PAGE * _PAGES))[0]
+        return facts[b"last-delivered-id"], lag, pending
+
+    def _leader(self) -> LeaderFacts | None:
+        held, left_ms = self._link.pipeline([("GET", self._keys.leader), ("PTTL", self._keys.leader)])
+        if not isinstance(held, bytes):
+            return None
+        epoch, _, holder = held.decode(errors="replace").partition(" ")
+        return LeaderFacts(holder.partition(" ")[2] or holder, int(epoch) if epoch.isdecimal() else 0, max(0, left_ms))
+
+    def _find(self, ticket: bytes, start: bytes, group: str) -> tuple[tuple[bytes, ...], bool]:
+        """Entries of the ticket above ``start``, in the stream or parked in the group; False: there is more than was looked through."""
+        found: list[bytes] = []
+        until_s = now_s() + _LOOK_S
+        for _ in range(_PAGES):
+            args = (self._ticket_field, ticket, start, _PAGE, group, MASTER if group else "")
+            last, ids = self._scripts.run("ticket_entries", (self._keys.stream,), args)
+            found += ids
+            if not last:
+                return tuple(found), True
+            if now_s() > until_s:
+                break
+            start = b"(" + last
+        return tuple(found), False
+
+    def _attempts(self, ids: Sequence[bytes]) -> dict[bytes, Attempts]:
+        if not ids:
+            return {}
+        noted = self._link.call("HMGET", self._keys.attempts, *ids)
+        return {entry_id: decode(value) for entry_id, value in zip(ids, noted, strict=True) if value is not None}
+
+    def _its_letters(self, ticket: bytes, kind: str) -> tuple[DeadLetter | None, DeadLetter | None]:
+        """The letter that the halted ticket waits for, and its newest one; as far as they are among the newest of all."""
+        if kind == "halted":
+            return self._letters.parked_for([ticket]).get(ticket), None
+        return None, None if kind else self._letters.newest_of(ticket)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _crowd(members: dict[str, Member], rules: Rulebook, pending: dict[bytes, int]) -> Crowd:
+    counts = {"live": 0, "paused": 0, "draining": 0, "revoked": 0}
+    room = 0
+    for incarnation, member in members.items():
+        state = "paused" if member.accepts and rules.of_consumer(member.registration.name) is not None else member.state
+        if state in counts:
+            counts[state] += 1
+        if state == "live":
+            room += max(0, member.registration.capacity - pending.get(incarnation.encode(), 0))
+    return Crowd(**counts, room=room)

@@ -1,0 +1,29 @@
+"""What others post to the dispatcher."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from master.roster import Member
+
+
+@dataclass
+class Report:
+    """Acknowledgements of one incarnation, posted by an HTTP thread, which waits for ``answered``."""
+
+    incarnation: str
+    items: list[tuple[bytes, list[bytes]]]
+    answers: list[list[str]] | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Tickets whose records somebody else has changed; and whether the rules have changed."""
+
+    tickets: frozenset[bytes]
+    rules: bool = False
+
+
+Posted = Report | Changed | dict[str, Member]

@@ -1,0 +1,223 @@
+"""Live rules: what an operator wants of tickets now, without a deploy. Pure: the time is an argument.
+
+================  =======================================================================================================================
+rule              what it does
+================  =======================================================================================================================
+pause             nothing more of the ticket is handed over; what its owner has already goes on to its end
+slow              at most ``rate_per_second`` messages of each ticket are handed over per second
+dead_letter       what is parked of the ticket becomes dead letters (reason ``rule``), in order, once its owner is done with what it has
+================  =======================================================================================================================
+
+A rule is for one ticket, for those whose ids fit a pattern (``*``, ``?``, ``[a-z]``), for the stream, or for everything. There is one rule
+for a target: a second one replaces it. Of several that fit a ticket the strongest holds: pause, then dead_letter, then the slowest. A rule
+for a ``consumer`` pauses it: it is handed nothing more, also after a restart under the same name.
+
+Messages without a ticket id are no pattern's business; rules for the stream and for everything hold for them too.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from common.message import ticket_text
+
+#: Rules that there may be at a time: each pattern is tried for every ticket that is planned.
+MOST_RULES = 1000
+LONGEST_REASON = 500
+_FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who")
+
+
+class Target(enum.Enum):
+    TICKET = "ticket"
+    PATTERN = "pattern"
+    STREAM = "stream"
+    EVERYTHING = "everything"
+    CONSUMER = "consumer"
+
+
+class Action(enum.Enum):
+    PAUSE = "pause"
+    SLOW = "slow"
+    DEAD_LETTER = "dead_letter"
+
+
+_STRENGTH = {Action.PAUSE: 2, Action.DEAD_LETTER: 1, Action.SLOW: 0}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``value``: the ticket id, pattern, stream or consumer name; "" for everything. ``rate_per_second``: of slow, else None. ``version``: the
+    number of the change that set it; ``set_ms``: when, in milliseconds since the epoch."""
+
+    target: Target
+    value: str
+    action: Action
+    rate_per_second: float | None = None
+    reason: str = ""
+    who: str = ""
+    version: int = 0
+    set_ms: int = 0
+    id: str = ""
+
+    @property
+    def strength(self) -> tuple[int, float]:
+        """The higher one holds."""
+        return _STRENGTH[self.action], -(self.rate_per_second or 0.0)
+
+    def fits(self, ticket: str) -> bool:
+        """Whether the rule is about the ticket; "" is one without an id."""
+        if self.target is Target.TICKET:
+            return self.value == ticket
+        if self.target is Target.PATTERN:
+            return ticket != "" and fnmatch.fnmatchcase(ticket, self.value)
+        return self.target is not Target.CONSUMER
+
+    def shown(self) -> dict[str, Any]:
+        """For programs."""
+        facts = {name: getattr(self, name) for name in _FIELDS}
+        return {"id": self.id, **facts, "target": self.target.value, "action": self.action.value, "version": self.version, "set_ms": self.set_ms}
+
+    def told(self) -> str:
+        """For people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
+        does = {Action.PAUSE: "paused", Action.DEAD_LETTER: "made dead letters"}.get(self.action) or f"slowed to {self.rate_per_second:g}/s"
+        of = self.target.value + (f" {self.value}" if self.target in (Target.PATTERN, Target.STREAM) else "")
+        why = f": {self.reason}" if self.reason else ""
+        return f"{does} by {self.who or 'somebody'}{why} (rule {self.id}, {of})"
+
+
+def rule_id(target: Target, value: str) -> str:
+    """The id of the rule for a target: always the same one.
+
+    >>> rule_id(Target.EVERYTHING, "")
+    '71f1ef5259c5'
+    """
+    return hashlib.sha256(f"{target.value}\0{value}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def dump(rule: Rule) -> bytes:
+    """What change_rules.lua stores behind version and time."""
+    return json.dumps({name: rule.shown()[name] for name in _FIELDS}).encode()
+
+
+def parse(field: bytes, stored: bytes) -> Rule:
+    """The rule in a field of the ``rules`` hash. What cannot be read pauses everything: nobody knows what it was to stop, and waiting loses
+    nothing. Its reason says how to get rid of it."""
+    shown_id = field.decode(errors="backslashreplace")
+    try:
+        version, set_ms, text = stored.split(b" ", 2)
+        facts: dict[str, Any] = json.loads(text)
+        target, action = Target(facts["target"]), Action(facts["action"])
+        value, reason, who, rate = (facts[name] for name in ("value", "reason", "who", "rate_per_second"))
+        if not all(type(text) is str for text in (value, reason, who)):
+            raise ValueError("not text")
+        rate = float(rate) if action is Action.SLOW else None
+        if rate is not None and not 0 < rate < float("inf"):
+            raise ValueError("no rate")
+        return Rule(target, value, action, rate, reason, who, int(version), int(set_ms), shown_id)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        why = f"the rule {shown_id} cannot be read, so nothing moves: lift it (`usher rules lift {shown_id}`)"
+        return Rule(Target.EVERYTHING, "", Action.PAUSE, reason=why, id=shown_id)
+
+
+class Rulebook:
+    """All rules of a stream, ready to be asked. ``version``: what hand_over compares with Redis; "" while there never was a rule."""
+
+    def __init__(self, rules: Iterable[Rule] = (), version: bytes = b"") -> None:
+        self.version = version
+        self.rules = sorted(rules, key=lambda rule: (rule.set_ms, rule.id))
+        self._exact: dict[bytes, Rule] = {}
+        self._patterns: list[tuple[re.Pattern[str], Rule]] = []
+        self._broad: Rule | None = None
+        self._consumers: dict[str, Rule] = {}
+        for rule in self.rules:
+            if rule.target is Target.TICKET:
+                self._exact[rule.value.encode("utf-8", "surrogateescape")] = rule
+            elif rule.target is Target.PATTERN:
+                self._patterns.append((re.compile(fnmatch.translate(rule.value)), rule))
+            elif rule.target is Target.CONSUMER:
+                self._consumers[rule.value] = rule
+            else:
+                self._broad = _stronger(self._broad, rule)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rule is about tickets."""
+        return not (self._exact or self._patterns or self._broad)
+
+    @property
+    def pauses_all(self) -> bool:
+        return self._broad is not None and self._broad.action is Action.PAUSE
+
+    def of(self, ticket: bytes) -> Rule | None:
+        """The rule that holds for a ticket."""
+        found = _stronger(self._broad, self._exact.get(ticket))
+        if self._patterns and (text := text_of(ticket)):
+            for pattern, rule in self._patterns:
+                if pattern.match(text):
+                    found = _stronger(found, rule)
+        return found
+
+    def all_of(self, ticket: bytes) -> list[Rule]:
+        """Every rule that fits a ticket, the one that holds first."""
+        text = text_of(ticket)
+        return sorted((rule for rule in self.rules if rule.fits(text)), key=lambda rule: rule.strength, reverse=True)
+
+    def of_consumer(self, name: str) -> Rule | None:
+        """The rule that keeps a consumer from being handed anything."""
+        return self._consumers.get(name)
+
+
+def text_of(ticket: bytes) -> str:
+    """The ticket id as rules know it; "" for a message without one."""
+    try:
+        return ticket_text(ticket)
+    except UnicodeDecodeError:  # somebody else's field in the index
+        return ticket.decode("utf-8", "surrogateescape")
+
+
+def _stronger(one: Rule | None, other: Rule | None) -> Rule | None:
+    if one is None or other is None:
+        return one or other
+    return other if other.strength > one.strength else one
+
+
+class Buckets:
+    """Token buckets of slowed tickets. One begins with a single token and holds those of a second at most, but at least one."""
+
+    #: Buckets above which those that are full are forgotten.
+    _MANY = 1000
+
+    def __init__(self) -> None:
+        self._buckets: dict[bytes, tuple[float, float]] = {}  # ticket -> tokens, at this time
+        self._most = self._MANY
+
+    def tokens(self, ticket: bytes, rate: float, now_s: float) -> int:
+        """Messages of the ticket that may be handed over now."""
+        tokens, at_s = self._buckets.get(ticket, (1.0, now_s))
+        tokens = min(max(1.0, rate), tokens + rate * max(0.0, now_s - at_s))
+        self._buckets[ticket] = (tokens, now_s)
+        if len(self._buckets) > self._most:
+            self._forget(now_s)
+        return int(tokens)
+
+    def spend(self, ticket: bytes, count: int) -> None:
+        """So many were handed over."""
+        tokens, at_s = self._buckets[ticket]
+        self._buckets[ticket] = (tokens - count, at_s)
+
+    def due_s(self, ticket: bytes, rate: float) -> float:
+        """When to ask again: with the next token, but not more often than ten times a second."""
+        tokens, at_s = self._buckets[ticket]
+        return at_s + max(0.1 if rate > 10 else 0.0, (1.0 - tokens) / rate)
+
+    def _forget(self, now_s: float) -> None:
+        """One that was not asked for a while, or is full again, begins anew when it is: with less, never with more."""
+        self._buckets = {ticket: (tokens, at_s) for ticket, (tokens, at_s) in self._buckets.items() if tokens < 1 and now_s - at_s < 3600}
+        self._most = max(self._MANY, 2 * len(self._buckets))

@@ -1,0 +1,65 @@
+"""Rule work: what the leader does about live rules: it reads them, and ends what they condemn. It has no thread: the dispatcher gives it turns,
+because it changes the board."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from common.keys import Keys
+from common.log import event
+from common.redis_client import Link
+from master.leader_steps import LeaderSteps, Rejected, RulesMoved
+from master.live_rules import read_rules
+from master.policy.dispatch import Board
+from master.policy.explain_facts import BoardFacts
+
+log = logging.getLogger(__name__)
+
+#: Dead letters written by one script call.
+_PAGE = 500
+#: The reason of dead letters that a rule asked for.
+RULE = "rule"
+
+
+class RuleWork:
+    """Used by the dispatcher's thread, over its link."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def read(self, board: Board, steps: LeaderSteps) -> None:
+        """Let the board follow the rules as they are now."""
+        rules = read_rules(self._link, self._keys)
+        if rules.version != steps.rules_version:
+            event(log, "rules_read", count=len(rules.rules), version=rules.version)
+            for rule in rules.rules:
+                if not rule.version:
+                    event(log, "rule_unreadable", level=logging.ERROR, rule=rule.id, why="everything is paused until it is lifted")
+        board.follow(rules)
+        steps.rules_version = rules.version
+
+    def turn(self, board: Board, steps: LeaderSteps, unsure: set[bytes], ended: Callable[[Sequence[Rejected]], None]) -> bool:
+        """One page of dead letters by rule; False when there are none. Tickets to read again are added to ``unsure``."""
+        condemned = board.condemned(_PAGE)
+        if not condemned:
+            return False
+        try:
+            refused = steps.end_by_rule(condemned)
+        except RulesMoved:
+            self.read(board, steps)
+            return True
+        unsure.update(board.buried(condemned, refused))
+        ended([Rejected(entry_id, doomed.ticket, RULE) for doomed in condemned if doomed.ticket not in refused for entry_id in doomed.ids])
+        return True
+
+
+def glance(board: Board, ticket: bytes, now_s: float, now_ms: int) -> BoardFacts | None:
+    """What the board has of a ticket, seen from another thread: it may be a moment old. None: nothing."""
+    known = board.tickets.get(ticket)
+    if known is None:
+        return None
+    due_s = board.due_of(ticket)
+    due_ms = 0 if due_s is None else now_ms + int(1000 * (due_s - now_s))
+    return BoardFacts(known.standing.value, len(known.parked), known.above is None, board.window_is_full(known), due_ms)

@@ -1,0 +1,191 @@
+"""The routes of what operators ask and do: explain, rules, drain, the action log. Any master answers, leader or standby.
+
+A rule, everywhere::
+
+    {"id": "71f1ef5259c5", "target": "ticket" | "pattern" | "stream" | "everything" | "consumer", "value": "42",
+     "action": "pause" | "slow" | "dead_letter", "rate_per_second": 2.5 | null, "reason": "...", "who": "alice",
+     "version": 1829384756123, "set_ms": 1790000000000}
+
+A change of the rules answers::
+
+    {"outcome": "set" | "replaced" | "lifted", "version": 1829384756123, "rule": {...} | null, "former": {...} | null,
+     "handed_over": 3, "handed_over_is_exact": true, "note": "set at version 1829384756123; 3 already handed over will finish"}
+
+Since it was answered nothing is handed over by the former rules; ``handed_over`` messages had been before, and go on to their end.
+
+An action: ``{"id", "time_ms", "who", "via": "http" | "cli", "what", "on", "why", "outcome", "version"?}``. The form of an explanation is in
+``master.policy.explain``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Protocol
+
+from flask import Blueprint, Response, request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from common.message import LONGEST_TICKET
+from common.web import Problem, answer, read_json, read_model, unprocessable
+from master.actions import Action as Done
+from master.actions import By
+from master.live_rules import Changed, TooManyRules
+from master.policy.rules import LONGEST_REASON, Action, Rule, Rulebook, Target
+from master.web.api import by_caller, read_ticket_id
+
+BODY = 8 * 1024
+_ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
+_STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_RULE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_EXPLAIN = b"/explain"
+
+
+class OperationsPort(Protocol):
+    """The master, seen from an operator (``master.operations.Operations``). Called from several threads. All may raise RedisTrouble (503)."""
+
+    stream: str
+
+    def explain(self, ticket_id: str) -> dict[str, Any]: ...
+
+    def rules(self) -> Rulebook: ...
+
+    def set_rule(self, rule: Rule, by: By) -> Changed:
+        """Raises TooManyRules."""
+
+    def lift_rule(self, rule_id: str, by: By) -> Changed | None: ...
+
+    def drain(self, name: str, by: By) -> Changed | None:
+        """None: nobody of that name is registered."""
+
+    def resume(self, name: str, by: By) -> Changed | None:
+        """None: it was not drained."""
+
+    def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]: ...
+
+    def note(self, action: Done, outcome: str) -> None: ...
+
+
+def _reason(value: str) -> str:
+    if any(not char.isprintable() for char in value):
+        raise ValueError("must be one line of text")
+    return value
+
+
+_Reason = Annotated[str, Field(max_length=LONGEST_REASON), AfterValidator(_reason)]
+
+
+class _NewRule(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    target: Annotated[str, Field(pattern="^(ticket|pattern|stream|everything|consumer)$")]
+    value: str = ""
+    action: Annotated[str, Field(pattern="^(pause|slow|dead_letter)$")]
+    rate_per_second: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
+    reason: _Reason = ""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> _NewRule:
+        if (self.action == "slow") != (self.rate_per_second is not None):
+            raise ValueError("rate_per_second belongs to slow, and to nothing else")
+        if (self.target == "everything") != (self.value == ""):
+            raise ValueError("give value, but none for everything")
+        if len(self.value.encode("utf-8", "surrogatepass")) > LONGEST_TICKET:
+            raise ValueError(f"value must be text of at most {LONGEST_TICKET} bytes")
+        if self.target == "consumer" and self.action != "pause":
+            raise ValueError("a consumer can only be paused")
+        return self
+
+
+class _Why(BaseModel):
+    """The body of drain and resume."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    reason: _Reason = ""
+
+
+class _Page(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cursor: Annotated[str, Field(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")] | None = None
+    limit: int = Field(_ON_A_PAGE, ge=1, le=10**9)
+
+
+def operation_routes(port: OperationsPort) -> Blueprint:
+    """``/api/tickets/{id}/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
+    api = Blueprint("operations", __name__, url_prefix="/api")
+
+    @api.get("/tickets/<rest:ticket_id>/explain")
+    def explain(ticket_id: str) -> Response:
+        return answer(port.explain(read_ticket_id(_EXPLAIN)))
+
+    @api.get("/rules")
+    def rules() -> Response:
+        book = port.rules()
+        return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
+
+    @api.post("/rules")
+    def set_rule() -> Response:
+        changed = change_rule(port, read_json(request, BODY))
+        return answer(shown(changed), 201 if changed.outcome == "set" else 200)
+
+    @api.delete("/rules/<rule_id>")
+    def lift_rule(rule_id: str) -> Response:
+        changed = port.lift_rule(rule_id, by_caller(_why_of_query())) if _RULE_ID.fullmatch(rule_id) else None
+        if changed is None:
+            raise Problem(404, "unknown_rule", "there is no rule with that id")
+        return answer(shown(changed))
+
+    @api.get("/actions")
+    def actions() -> Response:
+        asked = read_model(_Page, request.args.to_dict())
+        lines, cursor = port.actions(None if asked.cursor is None else asked.cursor.encode(), min(asked.limit, _MOST_ON_A_PAGE))
+        return answer({"actions": lines, "cursor": cursor})
+
+    _add_drain(api, port)
+    return api
+
+
+def _add_drain(api: Blueprint, port: OperationsPort) -> None:
+    @api.post("/consumers/<name>/drain")
+    def drain(name: str) -> Response:
+        changed = port.drain(name, by_caller(read_model(_Why, read_json(request, BODY)).reason))
+        if changed is None:
+            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
+        return answer({"name": name} | shown(changed))
+
+    @api.post("/consumers/<name>/resume")
+    def resume(name: str) -> Response:
+        changed = port.resume(name, by_caller(read_model(_Why, read_json(request, BODY)).reason))
+        if changed is None:
+            raise Problem(404, "not_drained", "no consumer of that name was drained")
+        return answer({"name": name} | shown(changed))
+
+
+def change_rule(port: OperationsPort, document: object) -> Changed:
+    """Set the rule that a document asks for. Raises Problem 409, 422."""
+    asked = read_model(_NewRule, document)
+    if asked.target == "stream" and asked.value != port.stream:
+        raise unprocessable([{"field": "value", "problem": "must be the stream of this master"}])
+    rule = Rule(Target(asked.target), asked.value, Action(asked.action), asked.rate_per_second, asked.reason, by_caller().who)
+    try:
+        return port.set_rule(rule, by_caller(asked.reason))
+    except TooManyRules as full:
+        raise Problem(409, "too_many_rules", str(full)) from None
+
+
+def shown(changed: Changed) -> dict[str, Any]:
+    """A change of the rules, for programs."""
+    return {
+        "outcome": changed.outcome,
+        "version": changed.version,
+        "rule": None if changed.rule is None else changed.rule.shown(),
+        "former": None if changed.former is None else changed.former.shown(),
+        "handed_over": changed.handed_over,
+        "handed_over_is_exact": changed.is_exact,
+        "note": changed.note,
+    }
+
+
+def _why_of_query() -> str:
+    return read_model(_Why, request.args.to_dict()).reason
