@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 #: Unread messages above which, and an age of the oldest one above which, it is said.
 _LAG, _OLD_MS = 1_000, 60_000
+#: A handler may take its time: only above this, or with so many attempts, somebody has to act.
+_STILL_MS, _ATTEMPTS = 60_000, 3
 BAD, WARN, OK = "bad", "warn", "ok"
 _WORDS = {BAD: "Act", WARN: "Look", OK: "Well"}
 
@@ -55,7 +57,9 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         on = f" on {first['consumer']}" if first["consumer"] else ""
         tries = f", {_many(first['attempts'], 'attempt')}" if first["attempts"] else ""
         behind = f", {first['behind']:,} behind" if first["behind"] else ""
-        found.append(Alarm(BAD, f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}", first["href"]))
+        acts = any(seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS for row in still)
+        text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
+        found.append(Alarm(BAD if acts else WARN, text, first["href"]))
     return found
 
 

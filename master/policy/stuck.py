@@ -110,7 +110,7 @@ def _told(head: Head, states: Mapping[str, str], attempts: int) -> dict[str, str
         "lost": "its consumer is lost; is taken back",
     }
     told = f"failed {attempts}x; is tried again" if attempts and state == "live" else why.get(state, state)
-    return {"state": "retrying" if attempts else "processing", "consumer": name_of(owner), "why": told}
+    return {"state": "retrying" if attempts else "stuck", "consumer": name_of(owner), "why": told}
 
 
 def _text(ticket: bytes) -> str:
