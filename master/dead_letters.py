@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from common.keys import Keys
 from common.redis_client import Link
 from common.scripts import ScriptRunner
+from master.actions import Action, ActionLog
 from master.policy.letters import PARK, DeadLetter, LetterFilter, parse_letter, split_letter
 
 #: Letters read, redriven or dropped by one script call.
@@ -154,6 +155,10 @@ class DeadLetters:
             reply: list[Any] = self._scripts.run(step, script_keys, (keys.group, *ids))
         self.leader_url = bytes(reply[0]).decode().partition(" ")[2]
         return [Outcome(letter_id, word.decode().lower(), *rest) for letter_id, (word, *rest) in zip(ids, reply[1:], strict=True)]
+
+    def note(self, action: Action, outcome: str) -> None:
+        """Write a line of the action log, over the same link."""
+        ActionLog(self._link, self._keys).note(action, outcome)
 
     def close(self) -> None:
         self._link.close()

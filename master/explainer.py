@@ -70,6 +70,12 @@ class Explainer:
         told = self._ask_owner(owner_url, ticket_id) if owner_url else None
         return explain(Facts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found))
 
+    def leader_url(self) -> str:
+        """Where the leader is reached; "" when there is none."""
+        with self._lock:
+            leader = self._leader()
+        return leader.url if leader is not None else ""
+
     def is_registered(self, name: str) -> bool:
         """Whether a consumer of that name is registered."""
         with self._lock:

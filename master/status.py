@@ -14,6 +14,7 @@ from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.streams import Record, TicketStream, pairs, parse_record
 from master.dead_letters import DeadLetters
+from master.live_rules import read_rules
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.roster import read_roster
 
@@ -73,9 +74,11 @@ class StatusReader:
         return counted, False
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Everybody on the roster, and names in the group that still hold entries without being on it."""
+        """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: live, paused (drained by an
+        operator, and alive), draining, revoked or lost."""
         with self._lock:
             members = read_roster(self._link, self._keys)
+            rules = read_rules(self._link, self._keys)
             try:
                 group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
             except (GroupMissing, CommandRefused):
@@ -84,7 +87,7 @@ class StatusReader:
             {
                 "name": member.registration.name,
                 "incarnation": incarnation,
-                "state": member.state or "lost",
+                "state": "paused" if member.accepts and rules.of_consumer(member.registration.name) else member.state or "lost",
                 "lease_ms": member.lease_ms,
                 "pending": group.get(incarnation, 0),
                 "slots": member.registration.slots,

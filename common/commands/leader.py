@@ -58,7 +58,7 @@ def living_consumers(urls: list[str], token: str = "") -> set[str]:
         answer = ask(f"{url}/api/consumers", token)
         if answer.status == 200:
             rows = answer.document.get("consumers", []) if isinstance(answer.document, dict) else []
-            return {str(row["name"]) for row in rows if row.get("state") == "live"}
+            return {str(row["name"]) for row in rows if row.get("state") in ("live", "paused")}
     return set()
 
 

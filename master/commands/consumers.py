@@ -1,16 +1,20 @@
-"""``usher consumers``: look at the registered consumers."""
+"""``usher consumers``: look at the registered consumers, drain and resume them."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from common.settings import CommonSettings, options
 from master.commands.looking import console, consumers_table, print_json, status_reader
+from master.commands.operator import caller, desk, tell
+from master.operations import Operations
+from master.policy.rules import LONGEST_REASON
 
 
-@click.group(help="Look at the registered consumers.")
+@click.group(help="Look at the registered consumers, drain and resume them.")
 def consumers() -> None:
     pass
 
@@ -27,3 +31,41 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
     console().print(consumers_table(rows))
     if not rows:
         click.echo("  none is registered: start one with `usher consumer --consumer-name NAME --handler module:function`")
+
+
+@consumers.command(
+    "drain",
+    help="Hand nothing more to a consumer: it finishes what it has, what comes goes to others. It holds for the name, also after a restart, until "
+    "`usher consumers resume`. Exit code 1 when nobody of that name is registered.",
+)
+@click.argument("name")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def drain(flags: dict[str, Any], name: str, reason: str, as_json: bool) -> None:
+    _change(flags, name, reason, as_json, "drain")
+
+
+@consumers.command(
+    "resume",
+    help="Hand work to a consumer again that an operator has drained. One that shuts down goes on with that. Exit code 1 when it was not drained.",
+)
+@click.argument("name")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def resume(flags: dict[str, Any], name: str, reason: str, as_json: bool) -> None:
+    _change(flags, name, reason, as_json, "resume")
+
+
+def _change(flags: dict[str, Any], name: str, reason: str, as_json: bool, what: str) -> None:
+    with desk(flags) as at:
+        operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
+        step = operations.drain if what == "drain" else operations.resume
+        changed = step(name, caller(reason[:LONGEST_REASON]))
+    if changed is not None:
+        tell(changed, as_json)
+        return
+    nobody = f"no consumer {name!r} is registered" if what == "drain" else f"consumer {name!r} was not drained by an operator"
+    click.echo("null" if as_json else nobody)
+    sys.exit(1)

@@ -16,10 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.errors import ReplyUnknown
 from common.settings import CommonSettings, options
+from master.actions import Action
 from master.commands.looking import console, letters_of, print_json, table
+from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
 from master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
-from master.web.dead_letters import whole
+from master.policy.rules import LONGEST_REASON
+from master.web.dead_letters import chosen_letters, whole
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: What was done; all other answers are not.
@@ -170,6 +173,7 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--all", "everything", is_flag=True, help="All letters that the filters let through; without any filter, all there are."),
             _filters,
             click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--why", default="", metavar="TEXT", help="Why, for the action log."),
             click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
             options(CommonSettings),
         )
@@ -227,6 +231,10 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
                 advance(sum(done.values()))
     except KeyboardInterrupt:
         code = 130
+    if done:
+        note = ", ".join(f"{word} {count}" for word, count in done.most_common())
+        on = chosen_letters(ids) if ids else f"{sum(done.values())} dead letters of a filter"
+        letters.note(Action(caller(given["why"][:LONGEST_REASON]), what, on), note)
     _tell(what, letters, preview, done, given["as_json"])
     return code or (1 if any(word not in _DONE for word in done) else 0)
 

@@ -22,7 +22,10 @@ from master.dead_letters import DeadLetters
 from master.status import StatusReader
 
 #: Colours of the states of consumers and tickets.
-_STYLES = {"live": "green", "draining": "yellow", "returned": "yellow", "revoked": "red", "lost": "red", "halted": "red", "unreadable": "red"}
+_STYLES = {
+    **{"live": "green", "draining": "yellow", "paused": "yellow", "returned": "yellow"},
+    **{"revoked": "red", "lost": "red", "halted": "red", "unreadable": "red"},
+}
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``usher tickets``: look at tickets in processing."""
+"""``usher tickets``: look at tickets in processing, and explain what one waits for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from common.settings import CommonSettings, options
+from master.commands.explain import explain_ticket
 from master.commands.follow import follow_ticket
 from master.commands.looking import console, print_json, status_reader, tickets_table, way_out
 
@@ -62,3 +63,4 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
 
 
 tickets.add_command(follow_ticket)
+tickets.add_command(explain_ticket)

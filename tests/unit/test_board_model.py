@@ -31,11 +31,14 @@ Facts = list[tuple[object, ...]]
 class BoardMachine(RuleBasedStateMachine):
     """The rules are what can happen to a leader."""
 
+    redis_class: type[RedisModel] = RedisModel
+    leader_class: type[Leader] = Leader
+
     def __init__(self) -> None:
         super().__init__()
         self.window = 1
-        self.redis = RedisModel()
-        self.leader = Leader(self.redis, self.window)
+        self.redis = self.redis_class()
+        self.leader = self.leader_class(self.redis, self.window)
         self.last_id = 0
         self.generation = 0
         self.reports: list[tuple[str, bytes, list[bytes]]] = []
@@ -48,7 +51,7 @@ class BoardMachine(RuleBasedStateMachine):
     @initialize(window=st.sampled_from([1, 2, 3, 100]), capacities=st.lists(st.integers(1, 5), min_size=1, max_size=3))
     def begin(self, window: int, capacities: Sequence[int]) -> None:
         self.window = window
-        self.leader = Leader(self.redis, window)
+        self.leader = self.leader_class(self.redis, window)
         for name, capacity in zip(NAMES, capacities, strict=False):
             self._register(name, capacity)
         self.leader.look_at(self.redis.roster())
@@ -261,7 +264,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @rule()
     def another_leader_takes_over(self) -> None:
-        self.leader = Leader.adopt(self.redis, self.window)
+        self.leader = self.leader_class.adopt(self.redis, self.window)
 
     # ---- what is always so ---------------------------------------------------------------------------------------------------
 
@@ -333,7 +336,10 @@ class BoardMachine(RuleBasedStateMachine):
         stuck = [ticket.name for ticket in board.tickets.values() if self._could_go(ticket, there_is_room)]
         assert not stuck, f"forgotten: {stuck}"
         assert all(consumer.room >= 0 for consumer in board.consumers.values() if consumer.capacity)
-        assert board.room > 0 or not there_is_room, "there is room, and nothing more would be read"
+        assert self._room_is_told(there_is_room, board.room), "there is room, and nothing more would be read"
+
+    def _room_is_told(self, there_is_room: bool, room: int) -> bool:
+        return room > 0 or not there_is_room
 
     def _could_go(self, ticket: Ticket, there_is_room: bool) -> bool:
         if ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) > self.window // 2:
@@ -378,9 +384,11 @@ TestBoard.settings = settings(deadline=None, suppress_health_check=[HealthCheck.
 class Walk:
     """A long walk through the same rules, with the weights that bring a leader into trouble soonest."""
 
+    machine_class: type[BoardMachine] = BoardMachine
+
     def __init__(self, seed: int, redis: RedisModel | None = None) -> None:
         self.rng = random.Random(seed)
-        self.machine = BoardMachine()
+        self.machine = self.machine_class()
         self.machine.redis = redis or self.machine.redis
 
     def go(self, steps: int) -> None:

@@ -1,0 +1,63 @@
+"""``usher tickets explain``: what a ticket waits for, and until when."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+import requests
+
+from common.settings import CommonSettings, options
+from master.commands.looking import console, print_json, table
+from master.commands.operator import Desk, desk
+
+#: How long the leader may take: it asks the owner in turn.
+_CONNECT_S, _READ_S = 1.0, 5.0
+_MOST_SHOWN = 20
+
+
+@click.command(
+    "explain",
+    help="Say what a ticket waits for, and until when. Asks the leader, who asks the consumer that has the ticket; without a leader it says what "
+    "Redis knows.",
+)
+@click.argument("ticket_id")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
+    with desk(flags) as at:
+        document = _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
+    if as_json:
+        print_json(document)
+        return
+    shown = [(entry["id"], entry["state"], str(entry["attempt"] or ""), entry["behind"] or "") for entry in document["entries"][:_MOST_SHOWN]]
+    click.echo(_printable(f"{ticket_id}: {document['state']}"))
+    for sentence in document["sentences"]:
+        click.echo(_printable(f"  {sentence}"))
+    if shown:
+        console().print(table("Entries", ("entry", "state", "attempt", "waits behind"), shown))
+    if len(document["entries"]) > len(shown):
+        click.echo(f"  and {len(document['entries']) - len(shown)} more")
+    for way in document["commands"]:
+        click.echo(_printable(f"  {way['command']}   # {way['does']}"))
+
+
+def _ask_leader(at: Desk, ticket_id: str) -> dict[str, Any] | None:
+    """What the leader says; None when there is none, or it does not answer."""
+    url = at.explainer.leader_url()
+    if not url:
+        return None
+    asked = f"{url}/api/tickets/{quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}/explain"
+    headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
+    try:
+        answered = requests.get(asked, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
+        document = answered.json() if answered.status_code == 200 else None
+    except (requests.RequestException, ValueError):
+        return None
+    return document if isinstance(document, dict) and {"state", "sentences", "entries", "commands"} <= document.keys() else None
+
+
+def _printable(text: str) -> str:
+    """A ticket id or an error may hold anything: control characters must not reach the terminal."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)

@@ -1,0 +1,66 @@
+"""What the operating commands share: who acts, what they act with, and what they say of it."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from common.embedded import resolve_redis_url
+from common.errors import RedisTrouble, StartRefused
+from common.keys import Keys
+from common.redis_client import Link, check_reachable
+from common.settings import CommonSettings, load
+from master.actions import ActionLog, By
+from master.commands.looking import print_json
+from master.explainer import Explainer
+from master.live_rules import Changed, LiveRules
+from master.web.operations import shown
+
+
+class Desk(NamedTuple):
+    """The configured stream, as an operator's command works on it. ``link`` is shared by all: one thread uses them."""
+
+    settings: CommonSettings
+    rules: LiveRules
+    actions: ActionLog
+    explainer: Explainer
+    link: Link
+    keys: Keys
+
+
+@contextlib.contextmanager
+def desk(flags: dict[str, Any]) -> Iterator[Desk]:
+    """Raises SettingsError and StartRefused; trouble with Redis later becomes StartRefused too."""
+    settings = load(CommonSettings, os.environ, flags)
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    link, keys = Link(url, "usher:operator"), Keys(settings.ticket_stream, settings.group)
+    explainer = Explainer(link, keys, settings.ticket_field, int(settings.lease_seconds * 1000))
+    try:
+        yield Desk(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
+    except RedisTrouble as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        link.close()
+
+
+def caller(why: str = "") -> By:
+    """The user of the operating system who runs this command."""
+    try:
+        who = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        who = f"uid {os.getuid()}"
+    return By(who, "cli", why)
+
+
+def tell(changed: Changed, as_json: bool) -> None:
+    """What a change of the rules did."""
+    if as_json:
+        print_json(shown(changed))
+    else:
+        click.echo(changed.note)

@@ -1,0 +1,233 @@
+"""What an operator asks of a running system and does to it: explain, live rules, drain, the action log."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.streams import pairs
+from tests.process.crew import KEYS, Crew, Producer, out_of_order, overlaps
+from tests.process.machine import USHER, until
+
+pytestmark = pytest.mark.process
+
+FILES = {
+    "slowly.py": """
+import json
+import subprocess
+import time
+from pathlib import Path
+from common.demo.handlers import record
+from common.errors import RetryLater
+
+
+def handle(message):
+    while "until" in message.fields and not Path(message.fields["until"]).exists():
+        time.sleep(0.02)
+    if "fail" in message.fields:
+        raise RetryLater(after_s=300)
+    record(message)
+"""
+}
+
+
+class Api:
+    """The masters over HTTP; any of them may be asked."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+
+    def ask(self, method: str, path: str, status: int = 200, master: int = 0, **more: Any) -> Any:
+        answered = requests.request(method, self._crew.masters[master] + path, timeout=20, **more)
+        assert answered.status_code == status, answered.text
+        return answered.json()
+
+    def explain(self, ticket: str, state: str, master: int = 0, reason: str = "") -> dict[str, Any]:
+        """Wait until the ticket is in the state."""
+        last: dict[str, Any] = {}
+
+        def is_so() -> bool:
+            last.update(self.ask("GET", f"/api/tickets/{ticket}/explain", master=master))
+            return last["state"] == state and reason in ("", *(one["code"] for one in last["reasons"]))
+
+        try:
+            until(is_so, 30, f"{ticket} is {state}")
+        except AssertionError:
+            raise AssertionError(last) from None
+        return last
+
+    def rule(self, status: int = 201, **rule: Any) -> dict[str, Any]:
+        made: dict[str, Any] = self.ask("POST", "/api/rules", status, json=rule)
+        return made
+
+
+@pytest.fixture
+def crew(folder: Path, link: Link) -> Iterator[Crew]:
+    environ = {"USHER_DEMO_WORK_MS": "1", "USHER_RECONCILE_SECONDS": "1", "USHER_TICKET_WINDOW": "20"}
+    with Crew(folder, link.url, **environ) as made:
+        made.start(2, ["c1", "c2"], "slowly:handle")
+        yield made
+
+
+def send(link: Link, *messages: dict[str, str]) -> list[str]:
+    return [reply.decode() for reply in link.pipeline([("XADD", KEYS.stream, "*", *[part for pair in m.items() for part in pair]) for m in messages])]
+
+
+def leader(link: Link) -> str:
+    held = link.call("GET", KEYS.leader)
+    return (held or b"").decode().rpartition(" ")[2]
+
+
+def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, link: Link) -> None:
+    api = Api(crew)
+    first, second = send(link, {"ticket_id": "R", "until": "go"}, {"ticket_id": "R"})
+    [failed] = send(link, {"ticket_id": "F/x", "fail": "1"})
+    for master in (0, 1):
+        told = api.explain("R", "running", master)
+        owner, fence = told["owner"]["name"], told["fence"]
+        assert told["summary"].startswith(f"{first} started ")
+        assert told["summary"].endswith(f" ago on {owner}, attempt 1 of 5, fence {fence}")
+        assert f"{second} waits behind {first}" in told["sentences"]
+        rows = [(entry["id"], entry["state"], entry["behind"]) for entry in told["entries"]]
+        assert rows == [(first, "running", None), (second, "handed_over", first)]
+        assert abs(told["time_ms"] - told["entries"][0]["started_ms"]) < 60_000
+        waiting = api.explain("F%2Fx", "retrying", master)
+        assert 0 < waiting["until_ms"] - time.time_ns() // 1_000_000 <= 300_000
+        assert waiting["entries"][0]["id"] == failed
+    assert api.explain("nobody", "idle")["waits_for"] is None
+
+    drained = api.ask("POST", f"/api/consumers/{owner}/drain", json={"reason": "its disk is full"})
+    assert (drained["outcome"], drained["rule"]["target"]) == ("set", "consumer")
+    told = api.explain("R", "running", reason="owner_paused")
+    assert told["owner"]["paused"] is True
+    assert any(f"{owner} was drained by operator: its disk is full" in sentence for sentence in told["sentences"])
+    other = "c1" if owner == "c2" else "c2"
+    ids = send(link, *[{"ticket_id": f"N{number}"} for number in range(60)])
+    crew.wait_until_handled(ids, within_s=30)
+    assert {run.consumer for run in crew.executions() if run.stream_id in ids} == {other}
+    crew.kill_worker(owner)
+    crew.until(lambda: len(crew.events("consumer_joined", "master")) >= 3, 30, f"{owner} is back")
+    again = send(link, *[{"ticket_id": f"M{number}"} for number in range(60)])
+    crew.wait_until_handled(again, within_s=30)
+    assert {run.consumer for run in crew.executions() if run.stream_id in again} == {other}, "a drain holds for the name, not for one process"
+    rows = {row["name"]: row["state"] for row in api.ask("GET", "/api/consumers")["consumers"]}
+    assert rows == {owner: "paused", other: "live"}
+    api.ask("POST", f"/api/consumers/{owner}/resume", json={}, master=1)
+    api.ask("POST", f"/api/consumers/{owner}/resume", 404, json={})
+    api.ask("POST", "/api/consumers/nobody/drain", 404, json={})
+    (crew._home / "go").touch()
+    crew.wait_until_handled([first, second], within_s=30)
+
+    actions = api.ask("GET", "/api/actions")["actions"]
+    assert [(line["what"], line["on"], line["why"], line["outcome"]) for line in actions] == [
+        ("resume", f"consumer {owner}", "", "lifted"),
+        ("drain", f"consumer {owner}", "its disk is full", "set"),
+    ]
+    assert {(line["who"], line["via"]) for line in actions} == {("operator", "http")}
+
+
+def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_order_while_others_never_stop(crew: Crew, link: Link) -> None:
+    api = Api(crew)
+    producer = Producer(link, 10)
+    producer.send(200)
+    paused = api.rule(target="pattern", value="T[34]", action="pause", reason="the customer asked")
+    assert paused["note"].startswith(f"set at version {paused['version']}; ")
+    started = {run.stream_id for run in crew.executions()}
+    before = set(producer.accepted)
+    producer.send(600)
+    later = [(entry_id, _ticket(link, entry_id)) for entry_id in producer.accepted if entry_id not in before]
+    held = {name: [entry_id for entry_id, ticket in later if ticket == name] for name in ("T3", "T4")}
+    others = [entry_id for entry_id in producer.accepted if entry_id not in {*held["T3"], *held["T4"]}]
+    crew.wait_until_handled([entry_id for entry_id in others if entry_id not in before or entry_id in started], within_s=40)
+    told = api.explain("T3", "paused")
+    assert "paused by operator: the customer asked" in told["summary"]
+    psutil.Process(crew.worker_of(crew.master_at(leader(link)))).kill()
+    producer.send(200)
+    last = producer.accepted[-200:]
+    crew.wait_until_handled([entry_id for entry_id in last if _ticket(link, entry_id) not in held], within_s=40)
+    assert not {*held["T3"], *held["T4"]} & {run.stream_id for run in crew.executions()}, "whoever leads keeps the rule"
+    crew.until(crew.is_well, 30, "both masters are well")
+    api.ask("DELETE", f"/api/rules/{paused['rule']['id']}?reason=solved")
+    crew.wait_until_handled(producer.accepted, within_s=40)
+    crew.wait_until_settled(link)
+    executions = crew.executions()
+    assert out_of_order(executions) == []
+    assert overlaps(executions, crew.cut_off_ns) == []
+    assert api.ask("GET", "/api/rules")["rules"] == []
+
+
+def _ticket(link: Link, entry_id: str) -> str:
+    [(_, fields)] = link.call("XRANGE", KEYS.stream, entry_id, entry_id)
+    return str(pairs(fields)[b"ticket_id"].decode())
+
+
+def test_what_a_rule_slows_goes_at_its_rate_and_what_it_ends_becomes_dead_letters_in_order(crew: Crew, link: Link, keys: Keys = KEYS) -> None:
+    api = Api(crew)
+    ended = api.rule(target="ticket", value="D", action="dead_letter", reason="poison")
+    api.rule(target="ticket", value="S", action="slow", rate_per_second=10.0)
+    doomed = send(link, *[{"ticket_id": "D"} for _ in range(50)])
+    slow = send(link, *[{"ticket_id": "S"} for _ in range(25)])
+    others = send(link, *[{"ticket_id": f"T{number}"} for number in range(50)])
+    crew.wait_until_handled(others, within_s=30)
+    crew.until(lambda: link.call("XLEN", keys.dead) == 50, 30, "they are dead letters")
+    letters = [pairs(fields) for _, fields in link.call("XRANGE", keys.dead, "-", "+")]
+    assert [letter[b"usher-id"].decode() for letter in letters] == doomed
+    assert {(letter[b"usher-reason"], letter[b"usher-ticket"]) for letter in letters} == {(b"rule", b"D")}
+    assert letters[0][b"usher-error"].startswith(b"poison (rule ")
+    api.explain("S", "parked", crew.masters.index(leader(link)), "rule_slow")
+    crew.wait_until_handled(slow, within_s=30)
+    starts = [run.start_ns for run in crew.executions() if run.ticket == "S"]
+    assert (starts[-1] - starts[0]) / 1e9 > 1.2, "25 at 10 a second, of which 10 may come at once"
+    assert not {run.stream_id for run in crew.executions()} & set(doomed)
+    api.ask("DELETE", f"/api/rules/{ended['rule']['id']}")
+    [alive] = send(link, {"ticket_id": "D"})
+    crew.wait_until_handled([alive], within_s=30)
+    assert out_of_order(crew.executions()) == []
+
+
+def test_the_commands_do_the_same_and_need_no_master_for_it(crew: Crew, link: Link) -> None:
+    first, second = send(link, {"ticket_id": "R", "until": "go"}, {"ticket_id": "R"})
+    api = Api(crew)
+    owner = api.explain("R", "running")["owner"]["name"]
+    assert f" ago on {owner}, attempt 1 of 5" in usher(crew, "tickets", "explain", "R")
+    told = json.loads(usher(crew, "pause", "R", "--reason", "look at it", "--json"))
+    assert (told["outcome"], told["handed_over"], told["handed_over_is_exact"]) == ("set", 2, True)
+    assert "replaced at version" in usher(crew, "slow", "R", "--rate", "5")
+    assert "nobody can be asked here" in usher(crew, "rules", "dead-letter", "--all", code=2)
+    assert "set at version" in usher(crew, "pause", "--pattern", "R*")
+    assert "another rule fits it too" in usher(crew, "resume", "R")
+    assert json.loads(usher(crew, "rules", "list", "--json"))["rules"][0]["value"] == "R*"
+    assert "R*" in usher(crew, "rules")
+    assert "there is no rule" in usher(crew, "resume", "R", code=1)
+    for master in ("master-1", "master-2"):
+        crew.stop(master)
+    told = json.loads(usher(crew, "tickets", "explain", "R", "--json"))
+    assert (told["state"], told["owner"]["name"], told["leader_url"]) == ("handed_over", owner, None)
+    assert f"{second} waits behind {first}" in told["sentences"]
+    assert "finish" in usher(crew, "consumers", "drain", owner, "--reason", "moving")
+    assert "paused" in usher(crew, "consumers", "list")
+    usher(crew, "consumers", "drain", "nobody", code=1)
+    usher(crew, "consumers", "resume", owner)
+    usher(crew, "resume", "--pattern", "R*")
+    lines = json.loads(usher(crew, "actions", "--json"))["actions"]
+    assert [line["what"] for line in lines] == ["resume", "resume", "drain", "resume", "pause", "slow", "pause"]
+    assert {line["via"] for line in lines} == {"cli"}
+    assert "look at it" in usher(crew, "actions")
+    (crew._home / "go").touch()
+    crew.wait_until_handled([first, second], within_s=30)
+
+
+def usher(crew: Crew, *words: str, code: int = 0) -> str:
+    done = subprocess.run([*USHER, *words], env=crew._environ, cwd=crew._home, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-2000:])
+    return done.stdout if code != 2 else done.stderr

@@ -1,0 +1,156 @@
+"""What the board does about rules, one sentence each. That it holds in any order of events is in test_ruled_model.py."""
+
+from __future__ import annotations
+
+from master.policy.dispatch import Board
+from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
+from master.policy.tickets import Standing
+from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
+
+
+def rule(value: str, action: Action = Action.PAUSE, rate: float | None = None, target: Target = Target.TICKET) -> Rule:
+    return Rule(target, value, action, rate, id=rule_id(target, value))
+
+
+def follow(board: Board, *rules: Rule) -> None:
+    board.follow(Rulebook(rules))
+
+
+class TestPause:
+    def test_a_paused_ticket_waits_while_others_go_on_and_goes_on_in_order(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1, 2)
+        arrive(board, b"T", 3)
+        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
+        arrive(board, b"P", 4)
+        assert hand_over(board) == {}
+        assert board.room == 99, "others are read on"
+        follow(board)
+        assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
+
+    def test_what_its_owner_has_goes_on_and_nothing_follows(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"P", 1)
+        hand_over(board)
+        follow(board, rule("P"))
+        arrive(board, b"P", 2)
+        assert hand_over(board) == {}
+        assert freed(board, "c1:1", b"P", ids(1)) == ["ok"]
+        assert hand_over(board) == {}
+        follow(board)
+        assert hand_over(board) == {("c1:1", b"P"): ids(2)}
+
+    def test_nothing_more_is_read_while_everything_is_paused(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("", target=Target.EVERYTHING))
+        assert board.room == 0
+        follow(board)
+        assert board.room == 100
+
+    def test_what_a_paused_ticket_has_parked_leaves_memory_when_that_is_full_and_is_read_again(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1, 2)
+        arrive(board, b"T", 3)
+        hand_over(board)
+        board.unload()
+        assert board.parked == 0
+        arrive(board, b"P", 4)
+        assert board.parked == 0, "Redis keeps account of it now"
+        assert board.to_gather() is None, "and nobody reads it while it is paused"
+        follow(board)
+        ticket = board.to_gather()
+        assert ticket is not None
+        assert ticket.above == b"0-18446744073709551615"
+        board.gathered(ticket, ids(1, 2), b"2-0")
+        board.gathered(ticket, ids(4), None)
+        assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
+
+    def test_an_unloaded_ticket_stays_unloaded_while_it_is_paused_by_another_rule(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1)
+        hand_over(board)
+        board.unload()
+        follow(board, rule("?", target=Target.PATTERN))
+        assert board.to_gather() is None
+
+
+class TestSlow:
+    def test_a_slowed_ticket_gets_its_tokens_and_no_more(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("S", Action.SLOW, 2.0))
+        arrive(board, b"S", *range(1, 10))
+        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
+        assert hand_over(board) == {}
+        assert board.next_due_s() == NOW + 0.5
+        assert board.due_of(b"S") == NOW + 0.5
+        assert planned(board.plan(100, NOW + 0.4)) == {}
+        plan = board.plan(100, NOW + 1.0)
+        assert planned(plan) == {("c1:1", b"S"): ids(2, 3)}
+        assert plan is not None
+        board.confirm(plan, answer(plan))
+        assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, "nobody saves up more than a second's worth"
+
+    def test_a_slowed_ticket_costs_the_others_nothing(self) -> None:
+        board = board_with("c1", window=3)
+        follow(board, rule("S", Action.SLOW, 0.001))
+        arrive(board, b"S", *range(1, 10))
+        arrive(board, b"T", 10)
+        assert hand_over(board) == {("c1:1", b"S"): ids(1), ("c1:1", b"T"): ids(10)}
+        assert board.room == 98
+        board.unload()
+        assert board.parked == 3, "beyond a window it leaves memory"
+        assert board.tickets[b"S"].above == b"4-0"
+
+
+class TestDeadLetter:
+    def test_letters_are_due_in_order_and_only_when_the_owner_is_done(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"D", 1)
+        hand_over(board)
+        follow(board, rule("D", Action.DEAD_LETTER))
+        arrive(board, b"D", 2, 3)
+        assert hand_over(board) == {}
+        assert board.condemned(10) == []
+        freed(board, "c1:1", b"D", ids(1))
+        assert hand_over(board) == {}
+        [doomed] = board.condemned(1)
+        assert (doomed.ticket, doomed.believed, doomed.ids) == (b"D", b"", ids(2))
+        assert board.buried([doomed], []) == []
+        [doomed] = board.condemned(10)
+        assert doomed.ids == ids(3)
+        assert board.buried([doomed], []) == []
+        assert not board.tickets
+        assert board.parked == 0
+
+    def test_a_ticket_that_a_drain_gave_back_is_read_again_after_its_last_letter(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("D", Action.DEAD_LETTER))
+        board.set_record(b"D", b"returned", 5, ids(1), NOW)
+        assert hand_over(board) == {}
+        [doomed] = board.condemned(10)
+        assert doomed.believed == b"returned 5"
+        assert board.buried([doomed], []) == [b"D"]
+        assert board.tickets[b"D"].standing is Standing.UNSURE
+        board.clear_record(b"D")
+        assert not board.tickets
+
+    def test_a_refused_ticket_is_read_again_and_keeps_what_it_has(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("D", Action.DEAD_LETTER))
+        arrive(board, b"D", 1)
+        hand_over(board)
+        condemned = board.condemned(10)
+        assert board.buried(condemned, [b"D"]) == [b"D"]
+        assert list(board.tickets[b"D"].parked) == ids(1)
+
+    def test_a_rule_that_was_lifted_in_time_ends_nothing(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("D", Action.DEAD_LETTER))
+        arrive(board, b"D", 1)
+        hand_over(board)
+        follow(board)
+        assert board.condemned(10) == []
+        assert hand_over(board) == {("c1:1", b"D"): ids(1)}

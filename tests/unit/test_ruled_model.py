@@ -1,0 +1,202 @@
+"""The board's promises hold while operators set and lift rules, whatever else happens; and the rules do what they say.
+
+The machine of ``test_board_model`` with three more things that can happen: rules change, the leader hears of it, memory is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import precondition, rule
+
+from common.stream_id import rank
+from master.leader_steps import RulesMoved
+from master.policy.plans import NOBODY, HandOverPlan, HandOverReply
+from master.policy.ruled import Condemned
+from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
+from master.policy.tickets import Standing, Ticket
+from tests.leader_model import MASTER, Leader, RedisModel
+from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
+
+_TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTERN, "T[12]"), (Target.EVERYTHING, "")]
+
+
+class RuledRedis(RedisModel):
+    """Rules with a version, which hand_over and end_by_rule compare."""
+
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
+        self.rules: dict[str, Rule] = {}
+        self.version = 0
+        self.known = 0  # the version that the leader who calls knows
+        self.letters: list[bytes] = []
+
+    def change(self, target: Target, value: str, action: Action | None) -> None:
+        """change_rules.lua."""
+        self.version += 1
+        if action is None:
+            self.rules.pop(rule_id(target, value), None)
+        else:
+            rate = 2.0 if action is Action.SLOW else None
+            self.rules[rule_id(target, value)] = Rule(target, value, action, rate, version=self.version, id=rule_id(target, value))
+
+    @property
+    def book(self) -> Rulebook:
+        return Rulebook(self.rules.values(), b"%d" % self.version)
+
+    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+        if self.known != self.version:
+            raise RulesMoved
+        for target in plan.targets:
+            for part in target.parts:
+                held = self.book.of(part.ticket)
+                if held is not None and held.action is not Action.SLOW:
+                    self.broken.append(f"{part} goes out although it is {held.told()}")
+        return super().hand_over(plan)
+
+    def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
+        """end_by_rule.lua."""
+        if self.known != self.version:
+            raise RulesMoved
+        refused = []
+        for doomed in condemned:
+            record = self.index.get(doomed.ticket)
+            if (record.head if record is not None else NOBODY) != doomed.believed or (record is not None and record.owner != "returned"):
+                refused.append(doomed.ticket)
+                continue
+            held = self.book.of(doomed.ticket)
+            if held is None or held.action is not Action.DEAD_LETTER:
+                self.broken.append(f"{doomed} ends without a rule")
+            for entry_id in doomed.ids:
+                if self.pending.get(entry_id) == MASTER:
+                    self._note_letter(doomed.ticket, entry_id)
+                    self.finish(entry_id)
+            if record is not None:
+                record.ids = [entry_id for entry_id in record.ids if entry_id not in doomed.ids]
+                if not record.ids:
+                    del self.index[doomed.ticket]
+        return refused
+
+    def _note_letter(self, ticket: bytes, entry_id: bytes) -> None:
+        before = [other for other, owner in self.pending.items() if self.ticket_of[other] == ticket and owner == MASTER and rank(other) < rank(entry_id)]
+        if before:
+            self.broken.append(f"{entry_id!r} ends before {before}")
+        self.letters.append(entry_id)
+
+
+class RuledLeader(Leader):
+    """A leader that reads the rules when it begins, when it hears of them, and when it is refused for them."""
+
+    redis: RuledRedis
+
+    def __init__(self, redis: RedisModel, window: int) -> None:
+        super().__init__(redis, window)
+        self.follow()
+
+    def follow(self) -> None:
+        self.redis.known = self.redis.version
+        self.board.follow(self.redis.book)
+
+    def hand_over(self, limit: int = 1000) -> HandOverPlan | None:
+        plan = self.board.plan(limit, self.now_s)
+        if plan is None:
+            return None
+        try:
+            reply = self.redis.hand_over(plan)
+        except RulesMoved:
+            self.board.withdraw(plan)
+            self.follow()
+            return None
+        self.settle(self.board.confirm(plan, reply))
+        return plan
+
+    def end_by_rule(self) -> None:
+        """A turn of master.rule_work."""
+        condemned = self.board.condemned(3)
+        try:
+            if condemned:
+                self.unsure.update(self.board.buried(condemned, self.redis.end_by_rule(condemned)))
+        except RulesMoved:
+            self.follow()
+
+    def turn(self) -> None:
+        super().turn()
+        self.end_by_rule()
+
+
+class RuledMachine(BoardMachine):
+    redis_class = RuledRedis
+    leader_class = RuledLeader
+    redis: RuledRedis
+    leader: RuledLeader
+
+    @rule(whom=st.sampled_from(_TARGETS), action=st.sampled_from([*Action, None]))
+    def an_operator_changes_the_rules(self, whom: tuple[Target, str], action: Action | None) -> None:
+        self.redis.change(*whom, action)
+
+    @precondition(lambda self: self.redis.known != self.redis.version)
+    @rule()
+    def the_leader_hears_of_the_rules(self) -> None:
+        self.leader.follow()
+
+    @rule()
+    def letters_are_written(self) -> None:
+        self.leader.end_by_rule()
+
+    @rule()
+    def memory_is_full(self) -> None:
+        """What paused tickets have parked leaves memory; no other ticket loses anything."""
+        others = {name: list(ticket.parked) for name, ticket in self.board.tickets.items() if self.board.rules.of(name) is None}
+        self.board.unload()
+        assert others == {name: list(self.board.tickets[name].parked) for name in others}
+
+    def _could_go(self, ticket: Ticket, there_is_room: bool) -> bool:
+        return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, there_is_room)
+
+    def _room_is_told(self, there_is_room: bool, room: int) -> bool:
+        return self.board.rules.pauses_all or super()._room_is_told(there_is_room, room)
+
+    def all_is_well(self) -> None:
+        super().all_is_well()
+        for ticket in self.board.tickets.values():
+            rule_of = self.board.rules.of(ticket.name)
+            if ticket.above is not None and ticket.standing is Standing.OPEN and (rule_of is None or rule_of.action is not Action.PAUSE):
+                assert ticket.name in self.board._hidden, "what memory does not have of it is read again"
+
+    def teardown(self) -> None:
+        self.redis.rules.clear()
+        self.redis.version += 1
+        self.leader.follow()
+        super().teardown()
+
+
+TestRuled = RuledMachine.TestCase
+TestRuled.settings = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+
+
+class RuledWalk(Walk):
+    machine_class = RuledMachine
+    machine: RuledMachine
+
+    def _moves(self) -> list[tuple[int, Callable[[], object], Callable[[], None]]]:
+        machine, rng = self.machine, self.rng
+
+        def actions() -> Iterable[Action | None]:
+            return [*Action, None, None]
+
+        return [
+            *super()._moves(),
+            (4, lambda: True, lambda: machine.an_operator_changes_the_rules(rng.choice(_TARGETS), rng.choice(list(actions())))),
+            (4, lambda: machine.redis.known != machine.redis.version, machine.the_leader_hears_of_the_rules),
+            (4, lambda: True, machine.letters_are_written),
+            (2, lambda: True, machine.memory_is_full),
+        ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_long_walk_with_rules_ends_with_everything_done(seed: int) -> None:
+    RuledWalk(seed).go(400)

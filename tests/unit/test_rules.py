@@ -1,0 +1,89 @@
+"""Live rules as values: which one holds for a ticket, what is stored, and the buckets of those that are slowed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.message import unkeyed_ticket
+from master.policy.rules import Action, Buckets, Rule, Rulebook, Target, dump, parse, rule_id
+
+
+def rule(target: Target, value: str, action: Action = Action.PAUSE, rate: float | None = None) -> Rule:
+    return Rule(target, value, action, rate, "why", "alice", id=rule_id(target, value))
+
+
+class TestRulebook:
+    def test_the_strongest_of_those_that_fit_holds(self) -> None:
+        slow, slower = rule(Target.EVERYTHING, "", Action.SLOW, 5.0), rule(Target.PATTERN, "a*", Action.SLOW, 1.0)
+        ended, paused = rule(Target.PATTERN, "ab*", Action.DEAD_LETTER), rule(Target.TICKET, "abc")
+        book = Rulebook([slow, slower, ended, paused])
+        assert [book.of(ticket) for ticket in (b"x", b"a", b"ab", b"abc")] == [slow, slower, ended, paused]
+        assert book.all_of(b"abc") == [paused, ended, slower, slow]
+
+    def test_a_rule_for_a_ticket_is_for_no_other(self) -> None:
+        book = Rulebook([rule(Target.TICKET, "a*"), rule(Target.TICKET, "ß")])
+        assert book.of(b"ab") is None
+        assert book.of(b"a*") is not None
+        assert book.of("ß".encode()) is not None
+
+    def test_a_message_without_a_ticket_id_is_no_patterns_business(self) -> None:
+        everything, pattern = rule(Target.EVERYTHING, "", Action.SLOW, 1.0), rule(Target.PATTERN, "*")
+        assert Rulebook([pattern]).of(unkeyed_ticket(b"5-1")) is None
+        assert Rulebook([pattern, everything]).of(unkeyed_ticket(b"5-1")) == everything
+
+    def test_rules_for_consumers_are_about_no_ticket(self) -> None:
+        book = Rulebook([rule(Target.CONSUMER, "c1")])
+        assert book.is_empty
+        assert book.of(b"c1") is None
+        assert book.of_consumer("c1") is not None
+        assert book.of_consumer("c2") is None
+
+    def test_only_a_pause_of_the_stream_or_of_everything_pauses_all(self) -> None:
+        assert Rulebook([rule(Target.STREAM, "s")]).pauses_all
+        assert not Rulebook([rule(Target.PATTERN, "*")]).pauses_all
+        assert not Rulebook([rule(Target.EVERYTHING, "", Action.SLOW, 1.0)]).pauses_all
+
+
+class TestStored:
+    @pytest.mark.parametrize("action", Action)
+    @pytest.mark.parametrize("target", Target)
+    def test_what_was_stored_is_read(self, target: Target, action: Action) -> None:
+        made = rule(target, "two words \N{SNOWMAN}", action, 0.5 if action is Action.SLOW else None)
+        read = parse(made.id.encode(), b"77 1234 " + dump(made))
+        assert (read.version, read.set_ms) == (77, 1234)
+        assert read.shown() | {"version": 0, "set_ms": 0} == made.shown()
+
+    @given(st.one_of(st.binary(), st.builds(lambda text: b"1 2 " + text.encode(), st.text()), st.just(b'1 2 {"target": "ticket", "action": "run"}')))
+    def test_what_cannot_be_read_pauses_everything_and_says_how_to_get_rid_of_it(self, stored: bytes) -> None:
+        read = parse(b"some-id", stored)
+        assert (read.target, read.action, read.version) == (Target.EVERYTHING, Action.PAUSE, 0)
+        assert "usher rules lift some-id" in read.told()
+
+
+class TestBuckets:
+    @given(st.floats(0.01, 100), st.lists(st.floats(0, 5), min_size=1, max_size=60))
+    def test_no_more_than_the_rate_is_let_go_in_any_time(self, rate: float, waits: list[float]) -> None:
+        buckets, now, spent, began = Buckets(), 100.0, 0, 100.0
+        for wait in waits:
+            now += wait
+            tokens = buckets.tokens(b"T", rate, now)
+            buckets.spend(b"T", tokens)
+            spent += tokens
+            assert spent <= 1 + rate * (now - began) + 1e-6
+            assert buckets.due_s(b"T", rate) >= now - 1e-9
+
+    def test_the_next_token_comes_when_it_is_due(self) -> None:
+        buckets = Buckets()
+        assert buckets.tokens(b"T", 4.0, 0.0) == 1
+        buckets.spend(b"T", 1)
+        assert buckets.due_s(b"T", 4.0) == 0.25
+        assert buckets.tokens(b"T", 4.0, 0.2) == 0
+        assert buckets.tokens(b"T", 4.0, 0.25) == 1
+
+    def test_a_million_tickets_do_not_stay_in_memory(self) -> None:
+        buckets = Buckets()
+        for number in range(20_000):
+            buckets.tokens(b"%d" % number, 1.0, float(number))
+        assert len(buckets._buckets) <= 2001
