@@ -58,13 +58,14 @@ class IndexScan:
                 return
 
     def _end_of_pass(self) -> None:
-        self._candidates.update((head.ticket, head) for head in self._found)
+        # What was known stays known: that its head has moved on is seen by comparing.
+        self._candidates = {head.ticket: head for head in self._found} | self._candidates
         self.owned = dict(self._counted)
         self._found, self._counted, self._cursor = [], Counter(), None
 
     def heads(self, now_ms: int) -> list[Head]:
         """The oldest heads as they are now, parked ones among them."""
-        before = self._candidates | {head.ticket: head for head in self._found}
+        before = {head.ticket: head for head in self._found} | self._candidates
         values = self._link.call("HMGET", self._keys.tickets, *before) if before else []
         now: dict[bytes, Head] = {}
         for (ticket, old), value in zip(before.items(), values, strict=True):

@@ -23,7 +23,7 @@ from common.scripts import ScriptRunner
 from common.service import Service
 from common.streams import pairs
 from master.index_scan import IndexScan
-from master.policy.alarms import alarms
+from master.policy.alarms import BAD, Alarm, alarms
 from master.policy.pulse import Sample, point, rates
 from master.policy.stuck import Seen, stuck_rows
 from master.roster import Member, read_roster
@@ -67,18 +67,21 @@ class Pulse(Service):
         self._closely_s = 0.0
         self._sent: dict[str, tuple[bytes, float]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self._snapshot: dict[str, Any] = {}
+        self._snapshot = _nothing_yet(keys)
 
     # -- from other threads
 
     def snapshot(self, patience_s: float = 1.0) -> dict[str, Any]:
-        """What was seen last, at most a few seconds old; empty when Redis has not answered yet."""
+        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so."""
         self._look()
         with self._fresh:
             if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
                 self.wake()
                 self._fresh.wait(patience_s)
-        return self._snapshot
+        if self.trouble is None:
+            return self._snapshot
+        away = Alarm(BAD, "This master cannot ask Redis at the moment; what is shown is of before", "").row()
+        return self._snapshot | {"alarms": [away, *self._snapshot["alarms"]]}
 
     @property
     def last(self) -> dict[str, Any]:
@@ -130,6 +133,7 @@ class Pulse(Service):
         began_s, watched = now_s(), self._is_watched
         seen = self._take_sample()
         if watched:
+            self._scan.advance(_SLICE)
             states = self._look_at_consumers(seen)
             seen["stuck"], seen["stuck_most"] = self._look_at_tickets(states, seen["time_ms"]), _STUCK
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
@@ -237,7 +241,6 @@ class Pulse(Service):
         }
 
     def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> list[dict[str, Any]]:
-        self._scan.advance(_SLICE)
         heads = self._scan.heads(now_ms)
         values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
         attempts = {head.id: decode(value).starts for head, value in zip(heads, values, strict=True) if value is not None}
@@ -266,6 +269,13 @@ class Pulse(Service):
             watchers = list(self._watchers[topic])
         for live in watchers:
             live.send(frame)
+
+
+def _nothing_yet(keys: Keys) -> dict[str, Any]:
+    """What there is to show before the first look."""
+    counts = ("entries", "lag", "pending", "parked", "halted", "tickets", "retrying", "dead_letters", "sent_per_second", "done_per_second", "living")
+    nothing = dict.fromkeys((*counts, "oldest_ms", "leader_url", "epoch"))
+    return {**nothing, "time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True, "stuck": [], "alarms": []}
 
 
 def _stranger(incarnation: str, count: int, owned: Any) -> dict[str, Any]:

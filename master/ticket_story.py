@@ -18,7 +18,6 @@ from common.run_log import decode
 from common.scripts import ScriptRunner
 from common.stream_id import rank
 from master.dead_letters import DeadLetters
-from master.policy.letters import LetterFilter
 from master.policy.stuck import fence_ms
 
 #: One call looks at so many entries, or records of executions: a millisecond or so of Redis.
@@ -87,9 +86,9 @@ class TicketStory:
                 return found, start
 
     def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
-        """The newest letters of the ticket, as far as one look goes."""
+        """The newest letters of the ticket, as far as one piece goes."""
         with self._lock:
-            found = self._letters.newest(LetterFilter(ticket=ticket), None, _LETTERS).letters
+            found = self._letters.where("ticket", ticket, _LETTERS, _PIECE_S).letters
         rows = [letter.row() for letter in found]
         return [{"event": "dead_letter", "ms": row["written_ms"], "letter": row, "message_id": row["message_id"]} for row in rows]
 

@@ -23,8 +23,8 @@ from master.status import StatusReader
 
 #: Colours of the states of consumers and tickets.
 _STYLES = {
-    **{"live": "green", "draining": "yellow", "paused": "yellow", "returned": "yellow"},
-    **{"revoked": "red", "lost": "red", "halted": "red", "unreadable": "red"},
+    "live": "green", "draining": "yellow", "paused": "yellow", "returned": "yellow",
+    "revoked": "red", "lost": "red", "halted": "red", "unreadable": "red",
 }
 
 

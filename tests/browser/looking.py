@@ -11,7 +11,10 @@ from tests.process.crew import KEYS, Crew
 OPERATOR, VIEWER = "a-token-of-operators", "a-token-of-viewers"
 #: No step takes longer, also on a busy machine.
 PATIENCE_MS = 30_000
-_WATCH = "window.reports = []; document.addEventListener('securitypolicyviolation', (event) => reports.push(event.violatedDirective + ' ' + event.blockedURI))"
+_WATCH = """
+window.reports = [];
+document.addEventListener('securitypolicyviolation', (event) => reports.push(event.violatedDirective + ' ' + event.blockedURI));
+"""
 
 
 class System:

@@ -31,7 +31,7 @@ def _spelt(one: str) -> str:
 def number(value: float | None) -> str:
     """With thousands apart; a dash for what is not known.
 
-    >>> number(1234567), number(3.25), number(None)
+    >>> number(1234567), number(3.26), number(None)
     ('1,234,567', '3.3', '-')
     """
     if value is None:

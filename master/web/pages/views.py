@@ -12,7 +12,7 @@ from common.credentials import Role
 from common.live_sockets import DETACH
 from common.web import Problem
 from common.web_auth import needs
-from master.policy.letters import LetterFilter, Preview
+from master.policy.letters import Preview
 from master.policy.rules import Target
 from master.pulse import CONSUMERS, OVERVIEW
 from master.status import shown
@@ -29,6 +29,8 @@ _CONSUMERS_ON_A_PAGE = 200
 _ENTRIES = 30
 #: Letters that are counted by error for a page, and groups that are shown.
 _COUNTED, _GROUPS = 2_000, 20
+#: Seconds after which looking for letters that fit ends for this page.
+_LOOK_S = 0.1
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2}
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
@@ -123,10 +125,11 @@ def _search(port: PagePort, asked: str) -> str:
         raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
     found, all_seen = port.story.containing(asked, _ROWS)
     rows = _aged([shown(ticket, value) for ticket, value in found])
-    letters = port.letters.page(LetterFilter(ticket=asked.encode()), None, 20)
+    letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
     facts: dict[str, Any] = {"letters": letters.letters, "more_letters": letters.cursor is not None, "is_id": bool(STREAM_ID.fullmatch(asked))}
     if facts["is_id"]:
-        of_id = port.letters.page(LetterFilter(id=asked.encode()), None, 1).letters
+        found_letter = port.letters.get(asked.encode())
+        of_id = [found_letter[0]] if found_letter else port.letters.where("id", asked.encode(), 1, _LOOK_S).letters
         facts |= {"message": port.story.message(asked), "letter": of_id[0].row() if of_id else None}
     return show("tickets.html", "tickets", q=asked, rows=rows, exact=port.status.ticket(asked), whole=all_seen, cursor=None, **facts)
 
@@ -166,8 +169,8 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         cursor = request.args.get("before") or None
         if cursor is not None and not STREAM_ID.fullmatch(cursor):
             raise Problem(422, "invalid_fields", "before is no id of a letter")
-        page = port.letters.newest(wanted, None if cursor is None else cursor.encode(), _ROWS // 2)
-        counted, preview = port.letters.newest(wanted, None, _COUNTED), Preview()
+        page = port.letters.newest(wanted, None if cursor is None else cursor.encode(), _ROWS // 2, _LOOK_S)
+        counted, preview = port.letters.newest(wanted, None, _COUNTED, _LOOK_S), Preview()
         preview.add(counted.letters)
         facts: dict[str, Any] = {"groups": preview.groups[:_GROUPS], "counted": preview.count, "counted_all": counted.cursor is None}
         facts |= {"asked": asked, "is_filtered": any(asked.values()), "ages": AGES, "jobs": port.bulk.jobs[:5], "here": request.full_path.rstrip("?")}

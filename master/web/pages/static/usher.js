@@ -118,14 +118,14 @@
   const say = (text, away) => { if (link) { link.textContent = text; link.classList.toggle("away", Boolean(away)); } };
   const topics = { overview, consumers, history: (points) => history.splice(0, history.length, ...points) };
   const ticketEvents = ["entry", "hand_over", "attempt", "completed", "dead_letter", "state"];
-  let source = null, late = null;
+  const live = document.body.dataset.live || "";
+  let source = null, late = null, heard = Date.now();
   const open = () => {
-    const live = document.body.dataset.live;
     if (!live || source || document.hidden) return;
     source = new EventSource(live);
-    source.onopen = () => say("Live");
+    source.onopen = () => { heard = Date.now(); say("Live"); };
     source.onerror = () => say("Not connected; trying again", true);
-    for (const [name, show] of Object.entries(topics)) source.addEventListener(name, (event) => { say("Live"); show(JSON.parse(event.data)); });
+    for (const [name, show] of Object.entries(topics)) source.addEventListener(name, (event) => { heard = Date.now(); say("Live"); show(JSON.parse(event.data)); });
     const again = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, 2000); };
     for (const name of ticketEvents) source.addEventListener(name, again);
   };
@@ -136,6 +136,7 @@
   setInterval(() => {
     if (document.hidden) return;
     tick();
+    if (source && !live.includes("/events") && Date.now() - heard > 25000) say(`No news for ${duration(Date.now() - heard)}`, true);
     if (one("[data-again]")) swap();
   }, 1000);
 
