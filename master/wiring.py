@@ -89,14 +89,11 @@ class MasterProgram:
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)
-        port = ServicePort(
-            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
-        )
-        doorman = Doorman(master_credentials(settings), secure=settings.advertise_url.startswith("https://"))
+        port = ServicePort(self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed)
         self._operations = self._make_operations(lease_ms)
         self.app = create_app(
             port,
-            doorman=doorman,
+            doorman=Doorman(master_credentials(settings), secure=settings.advertise_url.startswith("https://")),
             health_hosts=settings.health_hosts,
             hosts=hosts_of(settings),
             letters=self._letters,
