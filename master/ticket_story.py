@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -49,8 +50,8 @@ class TicketStory:
         self._letters = DeadLetters(link, keys)  # this too
         self._lock = threading.Lock()
 
-    def story(self, ticket_id: str, back: str | None = None) -> Story:
-        """One piece. Raises ValueError when ``back`` is none that a piece gave."""
+    def story(self, ticket_id: str, back: str | None = None, known: Sequence[str] = ()) -> Story:
+        """One piece; ``known``: ids of entries that are told in the first one, however old. Raises ValueError when ``back`` is none that a piece gave."""
         entries_from, runs_from = _parse_back(back)
         ticket = ticket_id.encode()
         events = [] if back else self._letters_of(ticket)
@@ -58,7 +59,8 @@ class TicketStory:
         reached = []
         if entries_from != END:
             ids, entries_from = self._find("entries", entries_from, (self._field, ticket), ends_s)
-            events += [{"event": "sent", "ms": _ms(one), "message_id": one.decode()} for one in ids]
+            sent = dict.fromkeys([*(one.decode() for one in ids), *(() if back else known)])
+            events += [{"event": "sent", "ms": _ms(one.encode()), "message_id": one} for one in sent]
             reached.append(entries_from)
         if runs_from != END:
             text = orjson.dumps(ticket_id)

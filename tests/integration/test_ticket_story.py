@@ -50,6 +50,16 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(wo
     assert story.story(T.decode()).events[0]["event"] == "dead_letter"
 
 
+def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
+    monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 2)
+    [old] = world.send(T, b"5-1")
+    world.send_many([b"U"] * 5)
+    first = story.story(T.decode(), None, [old.decode()])
+    assert [one["message_id"] for one in first.events] == ["5-1"]
+    assert story.story(T.decode(), first.back, [old.decode()]).events == []
+
+
 def test_a_long_story_comes_in_pieces_that_are_all_of_it(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
     monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 7)

@@ -138,10 +138,10 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
     if not 0 < len(ticket_id.encode()) <= _LONGEST_ID:
         raise Problem(422, "invalid_fields", f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
-        story = port.story.story(ticket_id, request.args.get("back"))
+        explained = port.operations.explain(ticket_id)
+        story = port.story.story(ticket_id, request.args.get("back"), [entry["id"] for entry in explained["entries"]])
     except ValueError:
         raise Problem(422, "invalid_fields", "back is none that a page gave") from None
-    explained = port.operations.explain(ticket_id)
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
     facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
     live = ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events" if ticket_url(ticket_id).startswith("/tickets/") else ""

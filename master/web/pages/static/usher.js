@@ -47,6 +47,7 @@
   const stuck = (rows) => {
     one("#stuck").hidden = !rows.length;
     one("#unstuck").hidden = rows.length > 0;
+    one("#more").hidden = rows.length < 50;
     const table = one("#stuck tbody");
     if (table.contains(document.activeElement)) return; // somebody is on one of its links
     table.replaceChildren(...rows.map((row) => {
