@@ -68,7 +68,7 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
 
     @app.after_request
     def harden(response: Response) -> Response:
-        response.headers["Cache-Control"] = "no-store"
+        response.headers.setdefault("Cache-Control", "no-store")
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 

@@ -9,10 +9,11 @@ from typing import Any
 from flask import Flask, Response, request
 
 from common import web
+from common.credentials import Role
 from common.health import Health
 from common.message import LONGEST_TICKET
 from common.web import Problem, answer
-from common.web_auth import Doorman
+from common.web_auth import Doorman, needs
 
 _TICKETS = b"/api/tickets/"
 
@@ -38,6 +39,7 @@ def create_app(
 
 def _add_ticket(app: Flask, look: Callable[[bytes], dict[str, Any] | None]) -> None:
     @app.get("/api/tickets/<rest:ticket_id>")
+    @needs(Role.ANYBODY)
     def ticket(ticket_id: str) -> Response:
         asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
         found = look(asked) if len(asked) <= LONGEST_TICKET else None

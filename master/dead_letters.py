@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from common.clock import now_s
 from common.keys import Keys
 from common.redis_client import Link
 from common.scripts import ScriptRunner
@@ -21,6 +22,8 @@ PAGE = 200
 AT_ONCE = 100
 #: Letters looked at for one page of an answer; there may be few that fit among many.
 _MOST_LOOKED_AT = 10_000
+#: Letters that one script call looks at for those of a ticket.
+_FIND_AT_ONCE = 1_000
 
 
 class Outcome(NamedTuple):
@@ -71,6 +74,37 @@ class DeadLetters:
             if not letters:
                 return LetterPage(found, None)
         return LetterPage(found, after)
+
+    def newest(self, wanted: LetterFilter, below: bytes | None, limit: int, within_s: float) -> LetterPage:
+        """Up to ``limit`` letters that fit, the newest first, below id ``below``; fewer when many do not fit and time is over."""
+        found: list[DeadLetter] = []
+        end, ends_s = wanted.end if below is None else b"(" + below, now_s() + within_s
+        while True:
+            letters = self._rows(wanted.start, end, PAGE, "newest")
+            for letter in letters:
+                if wanted.fits(letter):
+                    found.append(letter)
+                    if len(found) == limit:
+                        return LetterPage(found, letter.id)
+            if len(letters) < PAGE:
+                return LetterPage(found, None)
+            end = b"(" + letters[-1].id
+            if now_s() > ends_s:
+                return LetterPage(found, end[1:])
+
+    def where(self, field: str, value: bytes, most: int, within_s: float) -> LetterPage:
+        """Up to ``most`` letters, the newest first, whose ``ticket`` or (message's) ``id`` is ``value``. Looked for in Redis: only they travel."""
+        found: list[bytes] = []
+        start, ends_s = "+", now_s() + within_s
+        while len(found) < most:
+            with self._lock:
+                count, last, some = self._scripts.run("find_entries", (self._keys.dead,), (f"usher-{field}", value, start, _FIND_AT_ONCE))
+            found += some
+            start = f"({last.decode()}"
+            if count < _FIND_AT_ONCE or now_s() > ends_s:
+                break
+        letters = [letter for letter_id in found[:most] for letter in self._rows(letter_id, letter_id, 1, "")]
+        return LetterPage(letters, None if count < _FIND_AT_ONCE and len(found) <= most else last)
 
     def _read(self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None) -> list[DeadLetter]:
         start = wanted.start if after is None else b"(" + after

@@ -31,7 +31,7 @@ from master.roster import Member, read_roster
 
 #: Entries looked through for those of one ticket: by one call, and in all. And for how long at most.
 _PAGE, _PAGES = 200, 25
-_LOOK_S = 0.5
+_LOOK_S = 0.1
 _KINDS = {RETURNED: "returned", HALTED: "halted", TAIL: "tail"}
 
 #: Asks the owner at this health URL what it does with a ticket; None: it did not say.

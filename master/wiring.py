@@ -20,6 +20,7 @@ from common.streams import TicketStream
 from master.access import admission
 from master.actions import ActionLog
 from master.audit_metrics import AuditMetrics
+from master.bulk_letters import BulkLetters
 from master.dead_letters import DeadLetters
 from master.dispatcher import Dispatcher, Limits
 from master.elector import Elector, Lead
@@ -36,14 +37,18 @@ from master.membership import Membership
 from master.metrics import MasterMetrics
 from master.operations import Operations
 from master.owner_question import ask_owner
+from master.pulse import Pulse
 from master.roster import RosterReader
 from master.service_port import ServicePort
 from master.settings import MasterSettings
 from master.status import StatusReader
+from master.system_facts import SystemFacts
 from master.ticket_feed import TicketFeed
+from master.ticket_story import TicketStory
 from master.trimming import Trimmer
 from master.vitals import VitalsReader
 from master.web.app import create_app
+from master.web.pages.port import PagePort
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -95,12 +100,10 @@ class MasterProgram:
         self._dispatcher.counts.on_handed_over = self._spans
         metrics.add(MasterMetrics(self._vitals, self._services, self._dispatcher, health))
         metrics.add(AuditMetrics(self._status.audit))
-        port = ServicePort(
-            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
-        )
+        port = ServicePort(self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed)
         self._operations = self._make_operations(lease_ms)
         self._stopping = False
-        self.app = self._make_app(port, metrics)
+        self.app = self._make_app(port, metrics, self._make_pages(lease_ms, sockets))
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""
@@ -132,6 +135,8 @@ class MasterProgram:
         if self._spans is not None:
             self._spans.close()
         self._letters.close()
+        self._story.close()
+        self._facts.close()
         self._operations.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
@@ -143,7 +148,7 @@ class MasterProgram:
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
 
-    def _make_app(self, port: ServicePort, metrics: Metrics) -> Flask:
+    def _make_app(self, port: ServicePort, metrics: Metrics, pages: PagePort) -> Flask:
         return create_app(
             port,
             **admission(self._settings),
@@ -151,6 +156,7 @@ class MasterProgram:
             operations=self._operations,
             metrics=metrics.page,
             vitals=self._vitals,
+            pages=pages,
             draining=lambda: self._stopping,
         )
 
@@ -164,6 +170,15 @@ class MasterProgram:
         # A stream whose name is its own hash tag begins as its other keys do.
         prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
         return StreamRouter(self._redis_url, name="master", prefixes=prefixes)
+
+    def _make_pages(self, lease_ms: int, sockets: LiveSockets) -> PagePort:
+        keys, field = self._keys, self._settings.work_ticket_field
+        pulse = Pulse(self._link("pulse"), keys, field, lease_ms, sockets, self._dispatcher.parked_of)
+        bulk = BulkLetters(DeadLetters(self._link("bulk"), keys))
+        self._services += [pulse, bulk]
+        self._story = TicketStory(self._link("story"), keys, field)
+        self._facts = SystemFacts(self._link("facts"), keys, lease_ms)
+        return PagePort(pulse, self._status, self._story, self._letters, bulk, self._facts, self._operations)
 
     def _link(self, role: str, timeout_s: float = 5.0) -> Link:
         return Link(self._redis_url, f"master:{role}", timeout_s)

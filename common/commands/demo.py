@@ -151,6 +151,7 @@ def _run(folder: Path, given: Input, consumers: int, work_ms: float, kill: bool,
             stop.check()
             running.start()
             start(made, running, stop.check, display.said)
+            display.said(f"what goes on can be seen at {settings.urls[0]}/ while it lasts")
             flow = _flow(made, records, display, kill, given.count)
             flow.check = check
             try:

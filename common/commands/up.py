@@ -92,6 +92,7 @@ def _summary(made: Plan) -> str:
     settings = made.settings
     rows = [
         ("Redis", redacted(made.redis_url) + ("" if made.redis_port is None else f"  (embedded; data in {made.state_folder / 'redis'})")),
+        ("page", f"{settings.urls[0]}/"),
         ("masters", "  ".join(settings.urls)),
         ("consumers", " ".join(f"consumer-{index + 1}" for index in range(settings.consumers))),
         (

@@ -22,6 +22,8 @@ DELETE /api/rules/{id}?reason=        200, 404 ``unknown_rule``
 POST /api/consumers/{name}/drain      200, 404 ``unknown_consumer``; a body ``{"reason": "..."}``, which may be ``{}``
 POST /api/consumers/{name}/resume     200, 404 ``not_drained``; the same
 GET /api/actions?cursor=&limit=       200, a page of at most 500, newest first; ``cursor`` where to go on
+GET /, /tickets, /consumers, ...      the page (``master.web.pages``): its errors are pages too; POST of its forms: 303
+GET /live/overview, /live/consumers   server-sent events of the page
 GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``ready`` is 503 during a stop too; ``live`` is always 200
 ====================================  ==============================================================================================

@@ -278,11 +278,11 @@ def by_caller(why: str = "") -> By:
     return By(str(g.get("who", "operator")), "http", why)
 
 
-def read_ticket_id(behind: bytes = b"") -> str:
-    """The ticket id of the path, before what is ``behind`` it. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
+def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
+    """The ticket id of the path between ``at`` and ``behind``. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
     path = request.environ["PATH_INFO"].encode("latin-1")
     try:
-        ticket_id: str = path.removeprefix(_TICKETS_PATH).removesuffix(behind).decode()
+        ticket_id: str = path.removeprefix(at).removesuffix(behind).decode()
     except UnicodeDecodeError:
         raise Problem(404, "unknown_ticket", "ticket ids are UTF-8") from None
     if not _fits(ticket_id):

@@ -20,6 +20,8 @@ from master.web.documents import Lag
 from master.web.follow import events_route
 from master.web.health_url import parse_hosts
 from master.web.operations import OperationsPort, operation_routes
+from master.web.pages.port import PagePort
+from master.web.pages.site import add_pages
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
 
@@ -34,9 +36,10 @@ def create_app(
     operations: OperationsPort | None = None,
     metrics: Callable[[], bytes] | None = None,
     vitals: VitalsReader | None = None,
+    pages: PagePort | None = None,
     draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters``, ``operations``, ``metrics`` and ``vitals``, where they are given.
+    """The application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals`` and ``pages``, where they are given.
 
     ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
     ``common.web_limits``.
@@ -53,6 +56,8 @@ def create_app(
         web.add_metrics(app, metrics)
     if vitals is not None:
         _add_lag(app, vitals)
+    if pages is not None:
+        add_pages(app, pages)
     web.add_health(app, port.health, lambda: _role(port.leading()), draining)
     add_document(app, "Usher: a master")
 

@@ -71,7 +71,7 @@ class _Filter(BaseModel):
         )
 
 
-class _Query(_Filter):
+class LetterQuery(_Filter):
     """The query of a list: everything is text there."""
 
     model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
@@ -108,9 +108,9 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
 
     @api.get("")
-    @tells("A page of dead letters, oldest first.", {200: Letters}, query=_Query)
+    @tells("A page of dead letters, oldest first.", {200: Letters}, query=LetterQuery)
     def list_letters() -> Response:
-        asked = read_model(_Query, request.args.to_dict())
+        asked = read_model(LetterQuery, request.args.to_dict())
         page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
         return answer({"dead_letters": [letter.row() for letter in page.letters], "cursor": _text(page.cursor)})
 

@@ -137,3 +137,69 @@ class LetterOutcome(TypedDict):
 class LetterOutcomes(TypedDict):
     results: list[LetterOutcome]
     cursor: str | None
+
+
+class Explanation(TypedDict):
+    """In full in ``master.policy.explain``."""
+
+    ticket_id: str
+    state: str
+    summary: str
+    sentences: list[str]
+    waits_for: Any
+    until_ms: int | None
+    entries: list[dict[str, Any]]
+
+
+class RuleRow(TypedDict):
+    """``target``: ticket, pattern, stream, everything or consumer. ``action``: pause, slow (with ``rate_per_second``) or dead_letter."""
+
+    id: str
+    target: str
+    value: str
+    action: str
+    rate_per_second: float | None
+    reason: str
+    who: str
+    version: int
+    set_ms: int
+
+
+class Rules(TypedDict):
+    rules: list[RuleRow]
+    version: int
+
+
+class RuleChange(TypedDict):
+    """``outcome``: set, replaced or lifted. Nothing is handed over by the former rules any more; ``handed_over`` messages had been before."""
+
+    outcome: str
+    version: int
+    rule: RuleRow | None
+    former: RuleRow | None
+    handed_over: int
+    handed_over_is_exact: bool
+    note: str
+
+
+class ConsumerRuleChange(RuleChange):
+    name: str
+
+
+class ActionRow(TypedDict):
+    """``via``: http or cli."""
+
+    id: str
+    time_ms: int
+    who: str
+    via: str
+    what: str
+    on: str
+    why: str
+    outcome: str
+    version: NotRequired[int]
+
+
+class Actions(TypedDict):
+    actions: list[ActionRow]
+    cursor: str | None

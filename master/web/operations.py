@@ -26,12 +26,14 @@ from flask import Blueprint, Response, request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from common.message import LONGEST_TICKET
+from common.openapi import tells
 from common.web import Problem, answer, read_json, read_model, unprocessable
 from master.actions import Action as Done
 from master.actions import By
 from master.live_rules import Changed, TooManyRules
 from master.policy.rules import LONGEST_REASON, Action, Rule, Rulebook, Target
 from master.web.api import by_caller, read_ticket_id
+from master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleChange, Rules
 
 BODY = 8 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
@@ -116,27 +118,29 @@ def operation_routes(port: OperationsPort) -> Blueprint:
     api = Blueprint("operations", __name__, url_prefix="/api")
 
     @api.get("/tickets/<rest:ticket_id>/explain")
+    @tells("What a ticket waits for, and until when.", {200: Explanation}, problems={422: "ticket ids have 1 to 256 bytes"})
     def explain(ticket_id: str) -> Response:
         return answer(port.explain(read_ticket_id(_EXPLAIN)))
 
     @api.get("/rules")
+    @tells("The live rules that hold.", {200: Rules})
     def rules() -> Response:
         book = port.rules()
         return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
 
     @api.post("/rules")
+    @tells(
+        "Set a rule: 201 set, 200 in place of the former one for that target.",
+        {201: RuleChange, 200: RuleChange},
+        body=_NewRule,
+        problems={409: "too_many_rules"},
+    )
     def set_rule() -> Response:
-        asked = read_model(_NewRule, read_json(request, BODY))
-        if asked.target == "stream" and asked.value != port.stream:
-            raise unprocessable([{"field": "value", "problem": "must be the stream of this master"}])
-        rule = Rule(Target(asked.target), asked.value, Action(asked.action), asked.rate_per_second, asked.reason, by_caller().who)
-        try:
-            changed = port.set_rule(rule, by_caller(asked.reason))
-        except TooManyRules as full:
-            raise Problem(409, "too_many_rules", str(full)) from None
+        changed = change_rule(port, read_json(request, BODY))
         return answer(shown(changed), 201 if changed.outcome == "set" else 200)
 
     @api.delete("/rules/<rule_id>")
+    @tells("Lift a rule.", {200: RuleChange}, query=_Why, problems={404: "unknown_rule"})
     def lift_rule(rule_id: str) -> Response:
         changed = port.lift_rule(rule_id, by_caller(_why_of_query())) if _RULE_ID.fullmatch(rule_id) else None
         if changed is None:
@@ -144,6 +148,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         return answer(shown(changed))
 
     @api.get("/actions")
+    @tells("What operators did, newest first.", {200: Actions}, query=_Page)
     def actions() -> Response:
         asked = read_model(_Page, request.args.to_dict())
         lines, cursor = port.actions(None if asked.cursor is None else asked.cursor.encode(), min(asked.limit, _MOST_ON_A_PAGE))
@@ -155,6 +160,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
 
 def _add_drain(api: Blueprint, port: OperationsPort) -> None:
     @api.post("/consumers/<name>/drain")
+    @tells("Hand nothing new to a consumer.", {200: ConsumerRuleChange}, body=_Why, problems={404: "unknown_consumer"})
     def drain(name: str) -> Response:
         changed = port.drain(name, by_caller(read_model(_Why, read_json(request, BODY)).reason))
         if changed is None:
@@ -162,11 +168,24 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
         return answer({"name": name} | shown(changed))
 
     @api.post("/consumers/<name>/resume")
+    @tells("End a drain.", {200: ConsumerRuleChange}, body=_Why, problems={404: "not_drained"})
     def resume(name: str) -> Response:
         changed = port.resume(name, by_caller(read_model(_Why, read_json(request, BODY)).reason))
         if changed is None:
             raise Problem(404, "not_drained", "no consumer of that name was drained")
         return answer({"name": name} | shown(changed))
+
+
+def change_rule(port: OperationsPort, document: object) -> Changed:
+    """Set the rule that a document asks for. Raises Problem 409, 422."""
+    asked = read_model(_NewRule, document)
+    if asked.target == "stream" and asked.value != port.stream:
+        raise unprocessable([{"field": "value", "problem": "must be the stream of this master"}])
+    rule = Rule(Target(asked.target), asked.value, Action(asked.action), asked.rate_per_second, asked.reason, by_caller().who)
+    try:
+        return port.set_rule(rule, by_caller(asked.reason))
+    except TooManyRules as full:
+        raise Problem(409, "too_many_rules", str(full)) from None
 
 
 def shown(changed: Changed) -> dict[str, Any]:

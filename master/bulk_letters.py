@@ -1,0 +1,149 @@
+"""Redriving or dropping all dead letters that a filter means: counted first, done when somebody says so, page by page, to be stopped at any time.
+
+Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can be asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.clock import wall_ms
+from common.log import event
+from common.service import Service
+from master.dead_letters import AT_ONCE, DeadLetters
+from master.policy.letters import DeadLetter, LetterFilter, Preview
+
+log = logging.getLogger(__name__)
+
+#: Jobs that are remembered, and letters that are named for which nothing was done.
+_REMEMBERED, _NAMED = 20, 200
+_IDLE_S = 5.0
+COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
+REDRIVE, DROP = "redrive", "drop"
+#: Outcomes after which the letter is not where it was.
+_GOOD = frozenset({"resumed", "added", "released", "dropped"})
+
+
+@dataclass
+class Job:
+    """One bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words."""
+
+    what: str
+    wanted: LetterFilter
+    told: str
+    who: str
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    why: str = ""
+    state: str = COUNTING
+    preview: Preview = field(default_factory=Preview)
+    until: bytes = b""
+    done: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    created_ms: int = field(default_factory=wall_ms)
+    pages: Iterator[list[DeadLetter]] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (DONE, STOPPED)
+
+
+class BulkLetters(Service):
+    """The jobs of one master, oldest first, one page at a time."""
+
+    name = "bulk"
+
+    def __init__(self, letters: DeadLetters) -> None:
+        super().__init__()
+        self._letters = letters
+        self._jobs: deque[Job] = deque(maxlen=_REMEMBERED)
+        self._lock = threading.Lock()
+
+    # -- from other threads
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The newest first."""
+        with self._lock:
+            return list(reversed(self._jobs))
+
+    def job(self, job_id: str) -> Job | None:
+        return next((one for one in self.jobs if one.id == job_id), None)
+
+    def prepare(self, what: str, wanted: LetterFilter, told: str, who: str) -> Job:
+        """A job that counts what it would do, and then waits to be run."""
+        job = Job(what, wanted, told, who)
+        with self._lock:
+            self._jobs.append(job)
+        self.wake()
+        return job
+
+    def run(self, job: Job, who: str, why: str) -> bool:
+        """Begin; False when it is not ready, or was begun before."""
+        with self._lock:
+            if job.state != READY:
+                return False
+            job.who, job.why, job.pages, job.state = who, why, None, RUNNING
+        event(log, f"bulk_{job.what}_begins", count=job.preview.count, filter=job.told, by=who, why=why)
+        self.wake()
+        return True
+
+    def stop_job(self, job: Job) -> None:
+        with self._lock:
+            if not job.is_over:
+                job.state = STOPPED
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        job = next((one for one in reversed(self.jobs) if one.state in (COUNTING, RUNNING)), None)
+        if job is None:
+            return _IDLE_S
+        page = self._next_page(job)
+        if page is None:
+            self._ends(job)
+        elif job.state == COUNTING:
+            job.preview.add(page)
+        else:
+            self._change(job, page)
+        return 0.0
+
+    def on_end(self) -> None:
+        self._letters.close()
+
+    def _next_page(self, job: Job) -> list[DeadLetter] | None:
+        if not job.until:
+            job.until = self._letters.last_id()
+        if job.pages is None:
+            job.pages = self._letters.all(job.wanted, job.until)
+        try:
+            return next(job.pages, None)
+        except Exception:
+            job.pages = None  # a generator that failed is over; the next turn begins anew, and what was done is not there any more
+            if job.state == COUNTING:
+                job.preview = Preview()
+            raise
+
+    def _change(self, job: Job, page: list[DeadLetter]) -> None:
+        step: Any = self._letters.redrive if job.what == REDRIVE else self._letters.drop
+        ids = [letter.id for letter in page]
+        for at in range(0, len(ids), AT_ONCE):
+            for outcome in step(ids[at : at + AT_ONCE]):
+                job.outcomes[outcome.word] += 1
+                job.done += 1
+                if outcome.word not in _GOOD and len(job.failures) < _NAMED:
+                    job.failures.append((outcome.id.decode(), outcome.word))
+
+    def _ends(self, job: Job) -> None:
+        with self._lock:
+            counted, job.pages = job.state == COUNTING, None
+            if not job.is_over:
+                job.state = READY if counted else DONE
+        if not counted:
+            event(log, f"bulk_{job.what}_ends", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)

@@ -1,0 +1,96 @@
+"""The index of tickets in processing, looked at slice by slice: which heads are the oldest, and who owns how many.
+
+A look at all of a million tickets would take seconds. So each turn looks at one slice; what seemed old is looked at again, exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from common.keys import MASTER, Keys
+from common.message import LONGEST_TICKET
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from master.policy.stuck import Head, oldest, parse_head
+
+_COUNT = 1000
+#: Old heads that are kept in mind, and parked ones that are looked at.
+_KEPT, _PARKED = 200, 50
+
+
+class IndexScan:
+    """Belongs to one thread."""
+
+    def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._field = ticket_field
+        self._cursor: bytes | None = None
+        self._found: list[Head] = []
+        self._counted: Counter[bytes] = Counter()
+        self._candidates: dict[bytes, Head] = {}
+        self._moved_ms: dict[bytes, int] = {}
+        #: Tickets in processing by owner, as of the last look at all.
+        self.owned: Mapping[bytes, int] = {}
+
+    @property
+    def moved_ms(self) -> Mapping[bytes, int]:
+        """By head: when it became the head, as far as that was seen."""
+        return self._moved_ms
+
+    def advance(self, most: int) -> None:
+        """Look at ``most`` more records, or up to the end."""
+        looked_at = 0
+        while looked_at < most:
+            cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
+            for at in range(0, len(flat), 2):
+                head = parse_head(flat[at], flat[at + 1])
+                if head is not None:
+                    self._counted[head.owner] += 1
+                    self._found.append(head)
+            looked_at += max(1, len(flat) // 2)
+            self._found = oldest(self._found, _KEPT)
+            self._cursor = bytes(cursor)
+            if self._cursor == b"0":
+                self._end_of_pass()
+                return
+
+    def _end_of_pass(self) -> None:
+        # What was known stays known: that its head has moved on is seen by comparing.
+        self._candidates = {head.ticket: head for head in self._found} | self._candidates
+        self.owned = dict(self._counted)
+        self._found, self._counted, self._cursor = [], Counter(), None
+
+    def heads(self, now_ms: int) -> list[Head]:
+        """The oldest heads as they are now, parked ones among them."""
+        before = {head.ticket: head for head in self._found} | self._candidates
+        values = self._link.call("HMGET", self._keys.tickets, *before) if before else []
+        now: dict[bytes, Head] = {}
+        for (ticket, old), value in zip(before.items(), values, strict=True):
+            head = None if value is None else parse_head(ticket, value)
+            if head is None:
+                continue
+            if head.id != old.id:
+                self._moved_ms[head.id] = now_ms
+            now[ticket] = head
+        for head in self._parked():
+            if head.ticket not in now:
+                now[head.ticket] = head
+        kept = oldest(now.values(), _KEPT)
+        self._candidates = {head.ticket: head for head in kept if head.owner}
+        self._moved_ms = {head.id: self._moved_ms[head.id] for head in kept if head.id in self._moved_ms}
+        return kept
+
+    def _parked(self) -> list[Head]:
+        """The oldest of what is pending under the master, one of each ticket; those that are in the index too are behind something."""
+        args = (self._keys.group, MASTER, _PARKED, self._field, LONGEST_TICKET)
+        flat = self._scripts.run("pending_heads", (self._keys.stream,), args)
+        first: dict[bytes, Head] = {}
+        for at in range(0, len(flat), 2):
+            entry_id, ticket = flat[at], flat[at + 1]
+            known = first.get(ticket)
+            first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.size + 1 if known else 1)
+        records = self._link.call("HMGET", self._keys.tickets, *first) if first else []
+        return [head for head, record in zip(first.values(), records, strict=True) if record is None]

@@ -1,0 +1,120 @@
+"""Which tickets are stuck or retrying, and what is said of them. Pure: what was seen of the index in, rows for pages out."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from common.message import ticket_text
+from common.registration import name_of
+from common.stream_id import rank
+from master.policy.plans import HALTED, RETURNED, TAIL
+
+#: A head that has stood still for less is not told: at full speed there is always an oldest one.
+STUCK_MS = 5_000
+#: A fence is the milliseconds of its hand-over times this, unless numbers were given faster (lua/includes/next_number.lua).
+_FENCES_PER_MS = 1024
+
+
+class Head(NamedTuple):
+    """The first unfinished message of a ticket. ``owner``: as in the index, empty while it is parked. ``size``: unfinished messages known to it."""
+
+    ticket: bytes
+    owner: bytes
+    fence: int
+    id: bytes
+    size: int
+
+    @property
+    def sent_ms(self) -> int:
+        return int(self.id.partition(b"-")[0])
+
+
+class Seen(NamedTuple):
+    """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move, and parked by ticket."""
+
+    attempts: Mapping[bytes, int]
+    states: Mapping[str, str]
+    moved_ms: Mapping[bytes, int]
+    parked: Mapping[bytes, int]
+
+
+def parse_head(ticket: bytes, value: bytes) -> Head | None:
+    """The head of a record (lua/includes/record.lua); None when it has no messages, or cannot be read. Short, for it is done by the thousand."""
+    parts = value.split(b" ", 3)
+    if len(parts) < 3 or not parts[1].isdigit() or not parts[2].partition(b"-")[0].isdigit():
+        return None
+    return Head(ticket, parts[0], int(parts[1]), parts[2], 2 + parts[3].count(b" ") if len(parts) > 3 else 1)
+
+
+def oldest(heads: Iterable[Head], most: int) -> list[Head]:
+    """The ``most`` oldest, oldest first."""
+    return heapq.nsmallest(most, heads, key=lambda head: head.sent_ms)
+
+
+def fence_ms(fence: int) -> int:
+    """When the hand-over of that fence was."""
+    return fence // _FENCES_PER_MS
+
+
+def since_ms(head: Head, moved_ms: int = 0) -> int:
+    """Since when the head has stood still: it was sent, it got its owner, or the one before it was finished.
+
+    >>> since_ms(Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1)), since_ms(Head(b"T", b"", 0, b"5000-0", 1), 9000)
+    (7000, 9000)
+    """
+    return max(head.sent_ms, fence_ms(head.fence), moved_ms)
+
+
+def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> list[dict[str, Any]]:
+    """Those that stand still or are being tried again, oldest first."""
+    rows = []
+    for head in sorted(heads, key=lambda one: rank(one.id)):
+        still_ms = now_ms - since_ms(head, seen.moved_ms.get(head.id, 0))
+        attempts = seen.attempts.get(head.id, 0)
+        if not (still_ms >= STUCK_MS or attempts or head.owner == HALTED):
+            continue
+        rows.append(
+            {
+                "ticket_id": _text(head.ticket),
+                "head": head.id.decode(errors="replace"),
+                "sent_ms": head.sent_ms,
+                "since_ms": now_ms - still_ms,
+                "behind": max(0, head.size - 1 + seen.parked.get(head.ticket, 0)),
+                "attempts": attempts,
+                **_told(head, seen.states, attempts),
+            }
+        )
+        if len(rows) == most:
+            break
+    return rows
+
+
+def _told(head: Head, states: Mapping[str, str], attempts: int) -> dict[str, str]:
+    """State, consumer and one sentence. A ticket's own page explains the rest."""
+    if not head.owner:
+        return {"state": "parked", "consumer": "", "why": "is parked: no consumer has it"}
+    if head.owner == HALTED:
+        return {"state": "halted", "consumer": "", "why": "halted by a dead letter; waits for a redrive or a drop"}
+    if head.owner == RETURNED:
+        return {"state": "returned", "consumer": "", "why": "given back at a drain; waits for a new owner"}
+    if head.owner == TAIL:
+        return {"state": "ending", "consumer": "", "why": "its tail goes to the dead letters"}
+    owner = head.owner.decode(errors="replace")
+    state = states.get(owner, "lost")
+    why = {
+        "live": "handed over and not done yet",
+        "draining": "its consumer drains",
+        "revoked": "its consumer did not answer; taken back when the lease ends",
+        "lost": "its consumer is lost; is taken back",
+    }
+    told = f"failed {attempts}x; is tried again" if attempts and state == "live" else why.get(state, state)
+    return {"state": "retrying" if attempts else "stuck", "consumer": name_of(owner), "why": told}
+
+
+def _text(ticket: bytes) -> str:
+    try:
+        return ticket_text(ticket)
+    except UnicodeDecodeError:
+        return ticket.decode(errors="replace")

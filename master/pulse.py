@@ -1,0 +1,300 @@
+"""The pulse: what the page shows of the whole system, looked at once for all who look.
+
+While somebody looks, once a second, and closely: who is stuck, who lives. Else every other second, with one round trip, so that there is a
+history when somebody comes. Everybody who has a page open gets the same bytes, over connections that hold no thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from common.attempts import decode
+from common.clock import now_s, wall_ms
+from common.keys import HALTED, MASTER, Keys
+from common.live_sockets import LiveSocket, LiveSockets
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from common.service import Service
+from common.streams import pairs
+from master.index_scan import IndexScan
+from master.policy.alarms import BAD, Alarm, alarms
+from master.policy.pulse import Sample, point, rates
+from master.policy.stuck import Seen, stuck_rows
+from master.roster import Member, read_roster
+from master.web.pages.text import ticket_url, visible
+
+#: Seconds between two looks, while somebody looks and else; and how long a page that was asked for counts as looking.
+_EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0
+#: Points of history: ten to twenty minutes.
+_HISTORY = 600
+#: Records of the index looked at in a turn, and stuck tickets told.
+_SLICE, _STUCK = 5_000, 50
+#: Entries counted for the lag where Redis does not know it (before 7.0), at most.
+_MOST_COUNTED, _PAGE = 20_000, 2_000
+#: How often a page hears of us when nothing changes, and how often a consumers' page of its consumers.
+_SIGN_OF_LIFE_S, _CONSUMERS_EVERY_S = 10.0, 2.0
+OVERVIEW, CONSUMERS = "overview", "consumers"
+
+
+class Pulse(Service):
+    """``parked_of``: how many messages of a ticket this master has parked."""
+
+    name = "pulse"
+
+    def __init__(
+        self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, parked_of: Callable[[bytes], int]
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lease_ms = lease_ms
+        self._sockets = sockets
+        self._parked_of = parked_of
+        self._scan = IndexScan(link, keys, ticket_field)
+        self._samples: deque[Sample] = deque(maxlen=5)
+        self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
+        self._watchers: dict[str, dict[LiveSocket, None]] = {OVERVIEW: {}, CONSUMERS: {}}
+        self._lock = threading.Lock()  # of the watchers
+        self._fresh = threading.Condition()
+        self._looked_s = 0.0
+        self._closely_s = 0.0
+        self._sent: dict[str, tuple[bytes, float]] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._snapshot = _nothing_yet(keys)
+
+    # -- from other threads
+
+    def snapshot(self, patience_s: float = 1.0) -> dict[str, Any]:
+        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so."""
+        self._look()
+        with self._fresh:
+            if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
+                self.wake()
+                self._fresh.wait(patience_s)
+        if self.trouble is None:
+            return self._snapshot
+        away = Alarm(BAD, "This master cannot ask Redis at the moment; what is shown is of before", "").row()
+        return self._snapshot | {"alarms": [away, *self._snapshot["alarms"]]}
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The same without a look."""
+        return self._snapshot
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Everybody on the roster, by name, and names in the group that hold entries without being on it."""
+        self.snapshot()
+        return [row for _, row in sorted(self._rows.items())]
+
+    def history(self) -> list[list[float | None]]:
+        """(milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where it is not known."""
+        return list(self._history)
+
+    @property
+    def has_room(self) -> bool:
+        return self._sockets.has_room and not self.stopping
+
+    def follow(self, sock: socket.socket, topic: str) -> None:
+        """The connection gets what is new, as server-sent events, from now on."""
+        watchers = self._watchers[topic]
+        live: LiveSocket
+        live = self._sockets.keep(sock, lambda: self._leave(watchers, live))
+        with self._lock:
+            watchers[live] = None
+        self._sent.pop(topic, None)  # what was told between the page and its connection is told again
+        self._look()
+        live.send(b"retry: 2000\n\n")
+        if topic == OVERVIEW:
+            live.send(_frame("history", self.history()))
+
+    def _leave(self, watchers: dict[LiveSocket, None], live: LiveSocket) -> None:
+        with self._lock:
+            watchers.pop(live, None)
+
+    def _look(self) -> None:
+        if not self._is_watched:
+            self.wake()
+        self._looked_s = now_s()
+
+    @property
+    def _is_watched(self) -> bool:
+        return now_s() - self._looked_s < _LOOKS_FOR_S or any(self._watchers.values())
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        began_s, watched = now_s(), self._is_watched
+        seen = self._take_sample()
+        if watched:
+            self._scan.advance(_SLICE)
+            states = self._look_at_consumers(seen)
+            seen["stuck"], seen["stuck_most"] = self._look_at_tickets(states, seen["time_ms"]), _STUCK
+            seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
+        with self._fresh:
+            self._snapshot = seen if watched else self._snapshot | seen
+            if watched:
+                self._closely_s = now_s()
+            self._fresh.notify_all()
+        self._tell()
+        return max(0.05, (_EVERY_S if self._is_watched else _IDLE_EVERY_S) - (now_s() - began_s))
+
+    def on_end(self) -> None:
+        self._link.close()
+
+    def _take_sample(self) -> dict[str, Any]:
+        """One round trip."""
+        keys = self._keys
+        replies = self._link.pipeline(
+            [
+                ("XLEN", keys.stream),
+                ("HLEN", keys.tickets),
+                ("XLEN", keys.dead),
+                ("HLEN", keys.attempts),
+                ("GET", keys.leader),
+                ("XINFO", "GROUPS", keys.stream),
+                ("XPENDING", keys.stream, keys.group),
+            ]
+        )
+        for reply in replies[:5]:
+            if isinstance(reply, Exception):
+                raise reply
+        entries, tickets, dead, retrying, leader, groups, pending = replies
+        group = {} if isinstance(groups, Exception) else next((one for one in map(pairs, groups) if one[b"name"] == keys.group.encode()), {})
+        total, lowest, _, held = (0, None, None, ()) if isinstance(pending, Exception) else pending
+        by_name = {bytes(name): int(count) for name, count in held or ()}
+        lag, exact = self._lag(group, entries)
+        sample = Sample(wall_ms(), entries, lag if exact else None, total, group.get(b"entries-read"))
+        self._samples.append(sample)
+        sent, done = rates(list(self._samples))
+        oldest_ms = int(bytes(lowest).partition(b"-")[0]) if lowest else None
+        self._history.append(point(sample.time_ms, sent, done, lag, oldest_ms))
+        epoch, _, holder = (leader or b"").decode().partition(" ")
+        self._by_name = by_name
+        return {
+            "time_ms": sample.time_ms,
+            "stream": keys.stream,
+            "group": keys.group,
+            "has_group": bool(group),
+            "leader_url": holder.partition(" ")[2] or None,
+            "epoch": int(epoch) if epoch.isdigit() else None,
+            "entries": entries,
+            "lag": lag,
+            "lag_is_exact": exact,
+            "pending": total,
+            "parked": by_name.get(MASTER, 0),
+            "halted": by_name.get(HALTED, 0),
+            "tickets": tickets,
+            "retrying": retrying,
+            "dead_letters": dead,
+            "oldest_ms": oldest_ms,
+            "sent_per_second": sent,
+            "done_per_second": done,
+        }
+
+    def _lag(self, group: dict[bytes, Any], entries: int) -> tuple[int, bool]:
+        """Entries the group has not read; False when there are more than were counted."""
+        if not group:
+            return entries, True
+        if group.get(b"lag") is not None:
+            return int(group[b"lag"]), True
+        last, counted = group[b"last-delivered-id"], 0
+        while counted < _MOST_COUNTED:
+            count, last = self._scripts.run("count_above", (self._keys.stream,), (last, _PAGE))
+            counted += count
+            if count < _PAGE:
+                return counted, True
+        return counted, False
+
+    def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
+        """States by incarnation; the rows are kept, and sums are added to ``seen``."""
+        members = read_roster(self._link, self._keys)
+        owned = self._scan.owned
+        held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
+        rows = {incarnation: self._row(incarnation, member, held, owned) for incarnation, member in members.items()}
+        for incarnation, count in held.items():
+            if count and incarnation not in rows and ":" in incarnation:
+                rows[incarnation] = _stranger(incarnation, count, owned)
+        self._rows = rows
+        states = {incarnation: str(row["state"]) for incarnation, row in rows.items()}
+        seen["consumers"] = {state: list(states.values()).count(state) for state in ("live", "draining", "revoked", "lost")}
+        seen["living"] = seen["consumers"]["live"] + seen["consumers"]["draining"]
+        return states
+
+    def _row(self, incarnation: str, member: Member, held: dict[str, int], owned: Any) -> dict[str, Any]:
+        asked = member.registration
+        return {
+            "name": asked.name,
+            "incarnation": incarnation,
+            "state": member.state or "lost",
+            "beat_ms": max(0, self._lease_ms - member.lease_ms) if member.alive else None,
+            "pending": held.get(incarnation, 0),
+            "tickets": owned.get(incarnation.encode(), 0),
+            "slots": asked.slots,
+            "capacity": asked.capacity,
+        }
+
+    def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> list[dict[str, Any]]:
+        heads = self._scan.heads(now_ms)
+        values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
+        attempts = {head.id: decode(value).starts for head, value in zip(heads, values, strict=True) if value is not None}
+        parked = {head.ticket: self._parked_of(head.ticket) for head in heads if head.owner}
+        rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked), now_ms, _STUCK)
+        return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
+
+    # -- telling
+
+    def _tell(self) -> None:
+        if self._watchers[OVERVIEW]:
+            facts = {name: value for name, value in self._snapshot.items() if name != "time_ms"}
+            self._send(OVERVIEW, facts, self._snapshot | {"point": self._history[-1]})
+        if self._watchers[CONSUMERS] and now_s() - self._sent.get(CONSUMERS, (b"", 0.0))[1] >= _CONSUMERS_EVERY_S:
+            self._send(CONSUMERS, self._rows, {"rows": list(self._rows.values()), "time_ms": self._snapshot.get("time_ms")})
+
+    def _send(self, topic: str, facts: Any, document: dict[str, Any]) -> None:
+        """To all who look at ``topic``, unless nothing is new."""
+        digest, now = _dump(facts), now_s()
+        last, sent_s = self._sent.get(topic, (b"", 0.0))
+        if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
+            return
+        self._sent[topic] = (digest, now)
+        frame = _frame(topic, document)
+        with self._lock:
+            watchers = list(self._watchers[topic])
+        for live in watchers:
+            live.send(frame)
+
+
+def _nothing_yet(keys: Keys) -> dict[str, Any]:
+    """What there is to show before the first look."""
+    counts = ("entries", "lag", "pending", "parked", "halted", "tickets", "retrying", "dead_letters", "sent_per_second", "done_per_second", "living")
+    nothing = dict.fromkeys((*counts, "oldest_ms", "leader_url", "epoch"))
+    return {**nothing, "time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True, "stuck": [], "alarms": []}
+
+
+def _stranger(incarnation: str, count: int, owned: Any) -> dict[str, Any]:
+    """Somebody who holds entries and is not on the roster."""
+    return {
+        "name": incarnation.rpartition(":")[0],
+        "incarnation": incarnation,
+        "state": "lost",
+        "beat_ms": None,
+        "pending": count,
+        "tickets": owned.get(incarnation.encode(), 0),
+        "slots": None,
+        "capacity": None,
+    }
+
+
+def _frame(event: str, document: Any) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + _dump(document) + b"\n\n"
+
+
+def _dump(document: Any) -> bytes:
+    return orjson.dumps(document)

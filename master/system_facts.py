@@ -1,0 +1,112 @@
+"""The system as a whole, read from Redis: the doctor's findings, who reads the stream and what may be cut of it, the last audit."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import orjson
+
+from common.capabilities import Capability
+from common.clock import now_s, wall_ms
+from common.doctor.collector import collect
+from common.doctor.findings import examine, promise, worst
+from common.keys import Keys, LogKeys
+from common.log import redacted
+from common.redis_client import Link
+from common.streams import span_of
+from master.policy.trim import Cut, Refused, decide, readers
+from master.trimming import Trimming
+
+#: The doctor watches clocks for 0.2 s; what it found is shown for so long.
+_FOUND_FOR_S = 15.0
+
+
+class SystemFacts:
+    """May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys, lease_ms: int) -> None:
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._lease_ms = lease_ms
+        self._lock = threading.Lock()
+        self._found: dict[str, Any] = {}
+        self._found_s = 0.0
+
+    def doctor(self) -> dict[str, Any]:
+        """What `usher doctor --json` says, at most some seconds old; while one thread asks anew, the others get what there is."""
+        if self._is_old and self._lock.acquire(blocking=not self._found):
+            try:
+                if self._is_old:  # else somebody else was first
+                    self._examine()
+            finally:
+                self._lock.release()
+        return self._found
+
+    @property
+    def _is_old(self) -> bool:
+        return not self._found or now_s() - self._found_s > _FOUND_FOR_S
+
+    def _examine(self) -> None:
+        facts = collect(self._link, self._keys, self._lease_ms)
+        findings = examine(facts)
+        self._found = {
+            "redis": redacted(self._link.url),
+            "asked_ms": wall_ms(),
+            "verdict": worst(findings).value,
+            "findings": [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings],
+            "promise": [holds._asdict() for holds in promise(facts)],
+            "capabilities": [dataclasses.asdict(one) for one in facts.abilities if isinstance(one, Capability)],
+        }
+        self._found_s = now_s()
+
+    def streams(self) -> list[dict[str, Any]]:
+        """The ticket stream: its readers, what may be cut and why, and whose checkpoints there are."""
+        with self._lock:
+            facts = Trimming(self._link, self._keys).facts()
+            length = self._link.call("XLEN", self._keys.stream)
+            log_keys = LogKeys(self._keys.stream)
+            streamer = self._link.call("GET", log_keys.leader)
+            others = [
+                {"name": name, "what": what, "entries": self._link.call("XLEN", name), "last": _last(self._link, name)}
+                for name, what in ((self._keys.runs, "run log"), (self._keys.dead, "dead letters"))
+            ]
+        decision = decide(facts)
+        if isinstance(decision, Cut):
+            floor, why = decision.floor.decode(), f"{decision.because.kind} {decision.because.name} {decision.because.why}"
+        else:
+            floor, why = "", "; ".join(decision.problems) if isinstance(decision, Refused) else decision.why
+        span = facts.span
+        return [
+            {
+                "name": self._keys.stream,
+                "entries": length,
+                "first": span.first.decode() if span and span.first else None,
+                "last": span.last_generated.decode() if span else None,
+                "floor": floor,
+                "why": why,
+                "refused": isinstance(decision, Refused),
+                "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
+                "readers": [one._asdict() | {"keeps_from": one.keeps_from.decode()} for one in readers(facts)],
+                "others": others,
+            }
+        ]
+
+    def audit(self) -> dict[str, Any] | None:
+        """The summary of the last audit; None when there was none."""
+        with self._lock:
+            stored = self._link.call("GET", self._keys.audit)
+        try:
+            found = None if stored is None else orjson.loads(stored)
+        except orjson.JSONDecodeError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _last(link: Link, key: str) -> str | None:
+    span = span_of(link, key)
+    return span.last_generated.decode() if span else None

@@ -1,0 +1,158 @@
+"""What the page does: forms of operators. Every one ends in a redirect to a page that says what came of it, and in the action log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from flask import Blueprint, g, redirect, request
+from werkzeug.wrappers import Response as AnyResponse
+
+from common.credentials import Role
+from common.web import Problem
+from common.web_auth import local_path, needs
+from master.actions import Action
+from master.bulk_letters import DROP, REDRIVE, Job
+from master.dead_letters import AT_ONCE, Outcome
+from master.web.api import by_caller
+from master.web.dead_letters import chosen_letters, counted
+from master.web.operations import change_rule
+from master.web.pages.letters_asked import asked_filter, in_words
+from master.web.pages.notes import Notes
+from master.web.pages.port import PagePort
+from master.web.pages.text import visible
+from master.web.pages.views import STREAM_ID
+
+_LONGEST_WHY = 300
+_MOST_CHOSEN = 200
+
+
+def action_routes(port: PagePort, notes: Notes) -> Blueprint:
+    """Every POST of the page but the log-in."""
+    actions = Blueprint("actions", __name__)
+
+    def go(path: str, said: str) -> AnyResponse:
+        """There, and say this."""
+        parts = urlsplit(local_path(path))
+        kept = "&".join(part for part in parts.query.split("&") if part and not part.startswith("said="))
+        return redirect(f"{parts.path}?{kept}&said={notes.put(said)}" if kept else f"{parts.path}?said={notes.put(said)}", 303)
+
+    _add_consumers(actions, port, go)
+    _add_letters(actions, port, go)
+    _add_jobs(actions, port, go)
+    _add_rules(actions, port, go)
+    return actions
+
+
+Go = Callable[[str, str], AnyResponse]
+
+
+def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
+    @actions.post("/consumers/drain")
+    @needs(Role.OPERATOR)
+    def drain() -> AnyResponse:
+        name = _text("name", 64)
+        changed = port.operations.drain(name, by_caller(_why()))
+        if changed is None:
+            return go("/consumers", f"No consumer of the name {visible(name)} is registered")
+        return go("/consumers", f"{name} is drained: it is handed nothing more and finishes what it has ({changed.handed_over:,} messages)")
+
+    @actions.post("/consumers/resume")
+    @needs(Role.OPERATOR)
+    def resume() -> AnyResponse:
+        name = _text("name", 64)
+        changed = port.operations.resume(name, by_caller(_why()))
+        return go("/consumers", f"{visible(name)} was not drained" if changed is None else f"{name} gets work again")
+
+
+def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
+    def change(what: str, step: Callable[[list[bytes]], list[Outcome]]) -> AnyResponse:
+        ids = [letter_id.encode() for letter_id in dict.fromkeys(request.form.getlist("id")) if STREAM_ID.fullmatch(letter_id)]
+        back = request.form.get("back", "/dead-letters")
+        if not ids:
+            return go(back, "Nothing was chosen")
+        outcomes = [one for at in range(0, len(ids[:_MOST_CHOSEN]), AT_ONCE) for one in step(ids[at : min(at + AT_ONCE, _MOST_CHOSEN)])]
+        told = counted(one.word for one in outcomes)
+        port.operations.note(Action(by_caller(_why()), what, chosen_letters(ids)), told)
+        return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}")
+
+    @actions.post("/dead-letters/redrive")
+    @needs(Role.OPERATOR)
+    def redrive() -> AnyResponse:
+        return change(REDRIVE, port.letters.redrive)
+
+    @actions.post("/dead-letters/drop")
+    @needs(Role.OPERATOR)
+    def drop() -> AnyResponse:
+        return change(DROP, port.letters.drop)
+
+
+def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
+    @actions.post("/dead-letters/bulk")
+    @needs(Role.OPERATOR)
+    def bulk() -> AnyResponse:
+        what = request.form.get("what", "")
+        if what not in (REDRIVE, DROP):
+            raise Problem(422, "invalid_fields", "what must be redrive or drop")
+        asked, wanted = asked_filter(request.form)
+        job = port.bulk.prepare(what, wanted, in_words(asked), g.who)
+        return redirect(f"/dead-letters/jobs/{job.id}", 303)
+
+    @actions.post("/dead-letters/jobs/<job_id>/run")
+    @needs(Role.OPERATOR)
+    def run(job_id: str) -> AnyResponse:
+        job = _job(port, job_id)
+        if not port.bulk.run(job, g.who, _why()):
+            return go(f"/dead-letters/jobs/{job_id}", f"It was not begun: it is {job.state}")
+        port.operations.note(Action(by_caller(job.why), job.what, f"{job.preview.count} dead letters: {job.told}"), "begun")
+        return redirect(f"/dead-letters/jobs/{job_id}", 303)
+
+    @actions.post("/dead-letters/jobs/<job_id>/stop")
+    @needs(Role.OPERATOR)
+    def stop(job_id: str) -> AnyResponse:
+        job = _job(port, job_id)
+        port.bulk.stop_job(job)
+        port.operations.note(Action(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements()))
+        return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
+
+
+def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
+    @actions.post("/rules/set")
+    @needs(Role.OPERATOR)
+    def set_rule() -> AnyResponse:
+        form = request.form
+        target, value, action, rate = form.get("target", ""), form.get("value", ""), form.get("action", ""), form.get("rate_per_second", "").strip()
+        value = {"stream": port.operations.stream, "everything": ""}.get(target, value)
+        rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": _why()}
+        if rate:
+            try:
+                rule["rate_per_second"] = float(rate)
+            except ValueError:
+                raise Problem(422, "invalid_fields", "the rate must be a number") from None
+        changed = change_rule(port.operations, rule)
+        return go(form.get("back", "/rules"), f"{action} {target} {visible(value, 80)}: {changed.note}")
+
+    @actions.post("/rules/lift")
+    @needs(Role.OPERATOR)
+    def lift() -> AnyResponse:
+        changed = port.operations.lift_rule(_text("id", 64), by_caller(_why()))
+        return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.note)
+
+
+def _job(port: PagePort, job_id: str) -> Job:
+    job = port.bulk.job(job_id)
+    if job is None:
+        raise Problem(404, "unknown_job", "this master does not know that bulk action; it may be another master's, or of before a restart")
+    return job
+
+
+def _why() -> str:
+    return request.form.get("why", "").strip()[:_LONGEST_WHY]
+
+
+def _text(name: str, most: int) -> str:
+    value = request.form.get(name, "")
+    if not 0 < len(value) <= most:
+        raise Problem(422, "invalid_fields", f"{name} must be text of 1 to {most} characters")
+    return value

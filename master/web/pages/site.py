@@ -1,0 +1,158 @@
+"""The page put together: templates, files, headers, errors for people, and what every page has."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from importlib import resources
+from typing import Any
+
+from flask import Blueprint, Flask, Response, g, make_response, redirect, render_template, request
+from werkzeug.wrappers import Response as AnyResponse
+
+from common.clock import wall_ms
+from common.credentials import Role
+from common.web import Problem
+from common.web_auth import CSRF_FIELD, csrf_token, doorman, local_path, needs
+from master.web.pages.actions import action_routes
+from master.web.pages.notes import Notes
+from master.web.pages.port import PagePort
+from master.web.pages.text import FILTERS, spark, ticket_url
+from master.web.pages.views import view_routes
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'"
+)
+_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_FILES = ("usher.css", "usher.js", "icon.svg")
+_NAV = (
+    ("overview", "/", "Overview"),
+    ("tickets", "/tickets", "Tickets"),
+    ("consumers", "/consumers", "Consumers"),
+    ("letters", "/dead-letters", "Dead letters"),
+    ("rules", "/rules", "Rules"),
+    ("streams", "/streams", "Streams"),
+    ("audit", "/audit", "Audit"),
+    ("doctor", "/doctor", "Doctor"),
+    ("actions", "/actions", "Actions"),
+)
+_LOGIN = "/login"
+
+
+def add_pages(app: Flask, port: PagePort) -> None:
+    """Add the page to a master's application."""
+    files = _read_files()
+    notes = Notes()
+    site = Blueprint("pages", __name__, template_folder="templates")
+    _add_files(site, files)
+    _add_login(site)
+    site.register_blueprint(view_routes(port))
+    site.register_blueprint(action_routes(port, notes))
+    app.register_blueprint(site)
+    app.extensions["usher_doorman"].login_path = _LOGIN
+    app.jinja_env.filters.update(FILTERS)
+    app.jinja_env.globals.update(csrf_token=csrf_token, csrf_name=CSRF_FIELD, shell=shlex.quote, ticket_url=ticket_url, spark_points=spark)
+    app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.context_processor(lambda: _common(port, notes))
+
+    @app.after_request
+    def for_people(response: Response) -> Response:
+        if response.mimetype == "application/problem+json" and wants_page():
+            response = _problem_page(response)
+        if response.mimetype in ("text/html", "image/svg+xml"):
+            response.headers["Content-Security-Policy"] = _POLICY
+            # Not no-referrer: with that, browsers put null into Origin, which is how we know our own forms (common.web_auth).
+            response.headers["Referrer-Policy"] = "same-origin"
+            response.headers["X-Frame-Options"] = "DENY"
+            response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        return response
+
+
+def wants_page() -> bool:
+    """Whether a person asks, with a browser."""
+    return not request.path.startswith(("/api/", "/metrics", "/static/")) and "text/html" in request.headers.get("Accept", "")
+
+
+def _read_files() -> dict[str, tuple[bytes, str]]:
+    """Our files, each with what changes in its address when it does."""
+    folder = resources.files("master.web.pages") / "static"
+    found = {name: (folder / name).read_bytes() for name in _FILES}
+    return {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in found.items()}
+
+
+def _add_files(site: Blueprint, files: dict[str, tuple[bytes, str]]) -> None:
+    @site.get("/static/<name>")
+    @needs(Role.ANYBODY)
+    def file(name: str) -> Response:
+        if name not in files:
+            raise Problem(404)
+        data, version = files[name]
+        response = Response(data, content_type=_TYPES[name.rpartition(".")[2]])
+        if request.args.get("v") == version:
+            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
+
+    @site.get("/favicon.ico")
+    @needs(Role.ANYBODY)
+    def icon() -> AnyResponse:
+        return redirect("/static/icon.svg", 302)
+
+
+def _add_login(site: Blueprint) -> None:
+    @site.get(_LOGIN)
+    @needs(Role.ANYBODY)
+    def show_login() -> AnyResponse:
+        wanted = local_path(request.args.get("next", "/"))
+        if not doorman().asks:
+            return redirect(wanted, 303)
+        return make_response(render_template("login.html", page="login", next=wanted))
+
+    @site.post(_LOGIN)
+    @needs(Role.ANYBODY)
+    def login() -> AnyResponse:
+        wanted = local_path(request.form.get("next", "/"))
+        response: AnyResponse = redirect(wanted, 303)
+        if doorman().sign_in(request.form.get("token", ""), response) is None:
+            return make_response(render_template("login.html", page="login", next=wanted, wrong=True), 403)
+        return response
+
+    @site.post("/logout")
+    @needs(Role.VIEWER)
+    def logout() -> AnyResponse:
+        response = redirect(_LOGIN, 303)
+        doorman().sign_out(response)
+        return response
+
+
+def _common(port: PagePort, notes: Notes) -> dict[str, Any]:
+    """What every page may use."""
+    role: Role = getattr(g, "role", Role.ANYBODY)
+    may_look = role.may(Role.VIEWER)
+    seen = port.pulse.last if may_look else {}
+    counts = {"letters": seen.get("dead_letters", 0), "overview": len(seen.get("stuck", ()))}
+    theme = request.cookies.get("usher_theme")
+    return {
+        "role": role.value,
+        "who": getattr(g, "who", ""),
+        "may_look": may_look,
+        "may_act": role.may(Role.OPERATOR),
+        "signed_in": may_look and bool(csrf_token()) and doorman().asks,
+        "nav": [(name, href, label, counts.get(name, 0)) for name, href, label in _NAV],
+        "theme": theme if theme in ("light", "dark") else "",
+        "pulse": seen,
+        "now_ms": wall_ms(),
+        "said": notes.get(request.args.get("said", "")),
+    }
+
+
+def _problem_page(response: Response) -> Response:
+    """A problem document as a page for people."""
+    problem = response.get_json()
+    title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
+    page = make_response(render_template("problem.html", page="problem", problem=problem, title=title), response.status_code)
+    for name in ("Retry-After", "Allow", "Connection", "WWW-Authenticate"):
+        if name in response.headers:
+            page.headers[name] = response.headers[name]
+    return page

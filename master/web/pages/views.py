@@ -1,0 +1,225 @@
+"""What the page shows. Each view asks the port, bounded in size and time, and renders one template."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+from flask import Blueprint, Response, g, render_template, request
+
+from common.credentials import Role
+from common.live_sockets import DETACH
+from common.web import Problem
+from common.web_auth import needs
+from master.policy.letters import Preview
+from master.policy.rules import Target
+from master.pulse import CONSUMERS, OVERVIEW
+from master.status import shown
+from master.web.api import read_ticket_id
+from master.web.dead_letters import whole
+from master.web.pages.letters_asked import AGES, asked_filter
+from master.web.pages.port import PagePort
+from master.web.pages.text import ticket_url
+
+_SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
+STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_ROWS = 100
+_CONSUMERS_ON_A_PAGE = 200
+_ENTRIES = 30
+#: Letters that are counted by error for a page, and groups that are shown.
+_COUNTED, _GROUPS = 2_000, 20
+#: Seconds after which looking for letters that fit ends for this page.
+_LOOK_S = 0.1
+_LONGEST_ID = 256
+_ATTENTION = {"lost": 0, "revoked": 1, "draining": 2}
+_SEVERITIES = ("bad", "warn", "unknown", "ok")
+
+
+def view_routes(port: PagePort) -> Blueprint:
+    """Every GET of the page."""
+    views = Blueprint("views", __name__)
+    _add_live(views, port)
+    _add_tickets(views, port)
+    _add_letters(views, port)
+    _add_system(views, port)
+    return views
+
+
+def show(template: str, page: str, **more: Any) -> str:
+    return render_template(template, page=page, **more)
+
+
+def _add_live(views: Blueprint, port: PagePort) -> None:
+    @views.get("/")
+    def overview() -> str:
+        return show("overview.html", "overview", pulse=port.pulse.snapshot(), history=port.pulse.history(), live="/live/overview")
+
+    @views.get("/consumers")
+    def consumers() -> str:
+        rows, name = port.pulse.consumers(), request.args.get("name", "")
+        drained = {rule.value for rule in port.operations.rules().rules if rule.target is Target.CONSUMER}
+        fitting = [row | {"drained": row["name"] in drained} for row in rows if name in row["name"]]
+        fitting.sort(key=_attention)
+        start = _after(fitting, request.args.get("after", ""))
+        shown = fitting[start : start + _CONSUMERS_ON_A_PAGE]
+        following = shown[-1]["incarnation"] if start + len(shown) < len(fitting) else None
+        facts = {"rows": shown, "total": len(rows), "name": name, "following": following}
+        return show("consumers.html", "consumers", live="/live/consumers", **facts)
+
+    @views.get("/live/<topic>")
+    def live(topic: str) -> Response:
+        if topic not in (OVERVIEW, CONSUMERS):
+            raise Problem(404)
+        detach = request.environ.get(DETACH)
+        if detach is None or not port.pulse.has_room:
+            raise Problem(503, "too_many_followers", "no more live pages can be open here", headers={"Retry-After": "5"})
+        if request.method == "GET":
+            detach(lambda connection: port.pulse.follow(connection, topic))
+        return Response(iter([b": live\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+def _attention(row: dict[str, Any]) -> tuple[int, str]:
+    """Who needs attention comes first."""
+    return _ATTENTION.get(row["state"], 3), row["incarnation"]
+
+
+def _after(rows: list[dict[str, Any]], incarnation: str) -> int:
+    """Where the page begins that follows on this one. One that has gone begins anew."""
+    return next((at + 1 for at, row in enumerate(rows) if row["incarnation"] == incarnation), 0)
+
+
+# -- tickets
+
+
+def _add_tickets(views: Blueprint, port: PagePort) -> None:
+    @views.get("/tickets")
+    def tickets() -> str:
+        if (named := request.args.get("id")) is not None:
+            return _ticket_page(port, named)
+        asked = request.args.get("q", "").strip()
+        if asked:
+            return _search(port, asked)
+        cursor = request.args.get("cursor", "") or "0"
+        if not _SCAN_CURSOR.fullmatch(cursor):
+            raise Problem(422, "invalid_fields", "the cursor is none that a page gave")
+        page = port.status.tickets(cursor, _ROWS)
+        return show("tickets.html", "tickets", rows=_aged(page["tickets"]), cursor=page["cursor"], q="", whole=True)
+
+    @views.get("/tickets/<rest:ticket_id>")
+    def ticket(ticket_id: str) -> str:
+        return _ticket_page(port, read_ticket_id(at=b"/tickets/"))
+
+    @views.get("/messages/<message_id>")
+    @needs(Role.OPERATOR)
+    def message(message_id: str) -> str:
+        found = port.story.message(message_id) if STREAM_ID.fullmatch(message_id) else None
+        if found is None:
+            raise Problem(404, "unknown_message", "no message of that id is in the stream; it may have been trimmed")
+        return show("message.html", "tickets", message=found | {"sent_ms": _ms(message_id)}, fields=found["fields"])
+
+
+def _search(port: PagePort, asked: str) -> str:
+    """Everywhere by id: in processing, dead letters, stream."""
+    if len(asked.encode()) > _LONGEST_ID:
+        raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
+    found, all_seen = port.story.containing(asked, _ROWS)
+    rows = _aged([shown(ticket, value) for ticket, value in found])
+    letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
+    facts: dict[str, Any] = {"letters": letters.letters, "more_letters": letters.cursor is not None, "is_id": bool(STREAM_ID.fullmatch(asked))}
+    if facts["is_id"]:
+        found_letter = port.letters.get(asked.encode())
+        of_id = [found_letter[0]] if found_letter else port.letters.where("id", asked.encode(), 1, _LOOK_S).letters
+        facts |= {"message": port.story.message(asked), "letter": of_id[0].row() if of_id else None}
+    return show("tickets.html", "tickets", q=asked, rows=rows, exact=port.status.ticket(asked), whole=all_seen, cursor=None, **facts)
+
+
+def _ticket_page(port: PagePort, ticket_id: str) -> str:
+    if not 0 < len(ticket_id.encode()) <= _LONGEST_ID:
+        raise Problem(422, "invalid_fields", f"a ticket id has 1 to {_LONGEST_ID} bytes")
+    try:
+        explained = port.operations.explain(ticket_id)
+        story = port.story.story(ticket_id, request.args.get("back"), [entry["id"] for entry in explained["entries"]])
+    except ValueError:
+        raise Problem(422, "invalid_fields", "back is none that a page gave") from None
+    entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
+    facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
+    live = ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events" if ticket_url(ticket_id).startswith("/tickets/") else ""
+    return show("ticket.html", "tickets", ticket_id=ticket_id, story=story, explained=explained, live=live, **facts)
+
+
+def _aged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for row in rows:
+        row["sent_ms"] = _ms(row["message_ids"][0]) if row.get("message_ids") else 0
+    return rows
+
+
+def _ms(entry_id: str) -> int:
+    first = entry_id.partition("-")[0]
+    return int(first) if first.isascii() and first.isdigit() else 0
+
+
+# -- dead letters
+
+
+def _add_letters(views: Blueprint, port: PagePort) -> None:
+    @views.get("/dead-letters")
+    def letters() -> str:
+        asked, wanted = asked_filter(request.args)
+        cursor = request.args.get("before") or None
+        if cursor is not None and not STREAM_ID.fullmatch(cursor):
+            raise Problem(422, "invalid_fields", "before is no id of a letter")
+        page = port.letters.newest(wanted, None if cursor is None else cursor.encode(), _ROWS // 2, _LOOK_S)
+        counted, preview = port.letters.newest(wanted, None, _COUNTED, _LOOK_S), Preview()
+        preview.add(counted.letters)
+        facts: dict[str, Any] = {"groups": preview.groups[:_GROUPS], "counted": preview.count, "counted_all": counted.cursor is None}
+        facts |= {"asked": asked, "is_filtered": any(asked.values()), "ages": AGES, "jobs": port.bulk.jobs[:5], "here": request.full_path.rstrip("?")}
+        following = page.cursor and "/dead-letters?" + urlencode({**{k: v for k, v in asked.items() if v}, "before": page.cursor.decode()})
+        return show("letters.html", "letters", rows=[one.row() for one in page.letters], cursor=page.cursor, next_page=following, **facts)
+
+    @views.get("/dead-letters/<letter_id>")
+    def letter(letter_id: str) -> str:
+        found = port.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
+        if found is None:
+            raise Problem(404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped")
+        told = whole(*found)
+        fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
+        return show("letter.html", "letters", letter=told, fields=fields)
+
+    @views.get("/dead-letters/jobs/<job_id>")
+    def job(job_id: str) -> str:
+        found = port.bulk.job(job_id)
+        if found is None:
+            raise Problem(404, "unknown_job", "this master does not know that bulk action; it may be another master's, or of before a restart")
+        return show("job.html", "letters", job=found)
+
+
+# -- the system
+
+
+def _add_system(views: Blueprint, port: PagePort) -> None:
+    @views.get("/streams")
+    def streams() -> str:
+        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams())
+
+    @views.get("/audit")
+    def audit() -> str:
+        return show("audit.html", "audit", audit=port.facts.audit())
+
+    @views.get("/doctor")
+    def doctor() -> str:
+        found = port.facts.doctor()
+        findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
+        return show("doctor.html", "doctor", doctor=found | {"findings": findings})
+
+    @views.get("/rules")
+    def rules() -> str:
+        return show("rules.html", "rules", rules=[rule.shown() for rule in port.operations.rules().rules], stream=port.operations.stream)
+
+    @views.get("/actions")
+    def actions() -> str:
+        before = request.args.get("before") or None
+        if before is not None and not STREAM_ID.fullmatch(before):
+            raise Problem(422, "invalid_fields", "before is none that a page gave")
+        rows, cursor = port.operations.actions(None if before is None else before.encode(), _ROWS)
+        return show("actions.html", "actions", rows=rows, cursor=cursor)

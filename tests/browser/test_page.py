@@ -1,0 +1,157 @@
+"""The page, as somebody on call uses it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.looking import OPERATOR, PATIENCE_MS, VIEWER, Looking, System
+from tests.process.machine import until
+
+pytestmark = pytest.mark.process
+
+
+def test_a_stuck_ticket_is_found_and_explained_and_its_consumer_drained(looking: Looking, system: System) -> None:
+    system.send("INC-17", 3, do="hang")
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    stuck = page.locator("#stuck tr", has_text="INC-17")
+    stuck.wait_for()  # it comes by itself, when it has stood still for long enough
+    assert stuck.locator("td").nth(1).inner_text() == "stuck"
+    assert stuck.locator("td").nth(5).inner_text() == "2"
+    owner = stuck.locator("td").nth(6).inner_text()
+    stuck.get_by_role("link", name="INC-17").click()
+
+    looking.see(f"on {owner}, attempt 1 of 9, fence")
+    assert page.locator("h1").inner_text().split() == ["INC-17", "running"]
+    assert page.locator("#explain tbody tr").count() == 3
+    assert page.locator("#story").get_by_text("sent").count() == 3
+
+    page.get_by_role("link", name="Consumers").click()
+    page.get_by_label("Reason").fill("it hangs <b>often</b>")
+    page.get_by_role("button", name=f"Drain {owner}").click()
+    looking.see("is handed nothing more")
+    page.locator("tr", has_text=owner).get_by_text("drained by an operator").wait_for()
+    page.get_by_role("link", name="Actions").click()
+    line = page.locator("tbody tr").first
+    assert [line.locator("td").nth(at).inner_text() for at in (1, 2, 4)] == ["operator-token", "drain", "it hangs <b>often</b>"]
+
+    page.get_by_role("link", name="Consumers").click()
+    page.get_by_role("button", name=f"Resume {owner}").click()
+    looking.see("gets work again")
+
+
+def test_a_dead_letter_is_redriven_and_the_timeline_tells_it(looking: Looking, system: System) -> None:
+    before = system.letters()
+    system.send("INC-18", do="give up", says="no such account")
+    until(lambda: system.letters() == before + 1, 30, "it is a dead letter")
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    looking.go("/tickets?q=INC-18")
+    page.get_by_role("link", name="1 of this ticket").click()
+    row = page.locator("tbody tr", has_text="INC-18")
+    assert "GiveUp: no such account" in row.inner_text()
+    (system.folder / "mended").touch()
+    row.get_by_role("checkbox").check()
+    page.get_by_label("Reason", exact=True).last.fill("the account is there now")
+    page.get_by_role("button", name="Redrive chosen").click()
+    looking.see("redrive")
+    until(lambda: system.letters() == before, 30, "it is redriven")
+    looking.go("/tickets/INC-18")
+    page.locator("#story tr", has_text="done").wait_for()  # the page follows its ticket
+    assert page.locator("#story tr", has_text="gave up").count() == 1
+
+
+def test_all_letters_that_match_are_redriven_after_a_preview(looking: Looking, system: System) -> None:
+    (system.folder / "mended").unlink(missing_ok=True)
+    before = system.letters()
+    for number in range(250):
+        system.send(f"bulk-{number}", do="give up", says="bulk trouble")
+    system.send("other", do="give up", says="something else")
+    until(lambda: system.letters() == before + 251, 60, "all are dead letters")
+    (system.folder / "mended").touch()
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    looking.go("/dead-letters?error=bulk+trouble")
+    page.get_by_role("button", name="Preview redrive").click()
+    page.get_by_role("button", name="Redrive all 250").wait_for()
+    assert system.letters() == before + 251, "nothing is done before somebody says so"
+    page.get_by_label("Reason").fill("mended")
+    page.get_by_role("button", name="Redrive all 250").click()
+    looking.see("250 of 250")
+    page.locator(".state", has_text="done").wait_for()
+    assert system.letters() == before + 1
+    looking.go("/actions")
+    assert "with the error bulk trouble" in page.locator("tbody tr").first.inner_text()
+
+
+def test_a_viewer_sees_no_buttons_and_is_refused(looking: Looking, system: System) -> None:
+    before = system.letters()
+    system.send("INC-19", do="give up", says="for viewers")
+    (system.folder / "mended").unlink(missing_ok=True)
+    system.send("INC-19", do="give up", says="for viewers")
+    until(lambda: system.letters() > before, 30, "there is a dead letter")
+    looking.sign_in(VIEWER)
+    page = looking.page
+    for path in ("/", "/tickets", "/tickets/INC-19", "/consumers", "/dead-letters", "/streams", "/audit", "/doctor", "/rules", "/actions"):
+        assert looking.go(path).status == 200
+        buttons = page.locator("main button").all_inner_texts()
+        assert set(buttons) <= {"Filter"}, path
+    post = """async ([path, body]) => (await fetch(path, {method: 'POST', body: new URLSearchParams({...body,
+        csrf_token: document.querySelector('[name=csrf_token]').value})})).status"""
+    for path, body in (
+        ("/consumers/drain", {"name": "c1"}),
+        ("/dead-letters/bulk", {"what": "drop"}),
+        ("/rules/set", {"target": "everything", "action": "pause"}),
+        ("/api/rules", {}),
+    ):
+        assert page.evaluate(post, [path, body]) == 403
+    assert looking.go("/messages/1-1").status == 403, "what a message says is for operators"
+
+
+def test_without_a_token_there_is_only_the_way_in(looking: Looking) -> None:
+    page = looking.page
+    looking.go("/dead-letters?error=x")
+    assert page.url.endswith("/login?next=%2Fdead-letters%3Ferror%3Dx")
+    assert page.get_by_role("navigation").count() == 0
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Sign in").click()
+    looking.see("No viewer or operator has this token")
+    page.get_by_label("Token").fill(VIEWER)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/dead-letters?error=x")
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("Token").wait_for()
+    looking.go("/tickets")
+    assert "/login?next=" in page.url
+
+
+def test_keys_and_colours(looking: Looking) -> None:
+    looking.sign_in(VIEWER)
+    page = looking.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.keyboard.press("/")
+    page.keyboard.type("INC/18 ?")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Search: INC/18 ?").wait_for()
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Use the dark theme").click()
+    assert page.evaluate(ground) != light
+    looking.go("/doctor")
+    assert page.evaluate(ground) != light, "it stays"
+
+
+def test_the_overview_follows_without_being_loaded_again(looking: Looking, system: System) -> None:
+    looking.sign_in(VIEWER)
+    page = looking.page
+    page.get_by_role("contentinfo").get_by_text("Live").wait_for(timeout=PATIENCE_MS)
+    page.evaluate("window.same = true")
+    (system.folder / "mended").unlink(missing_ok=True)
+    before = system.letters()
+    system.send("INC-20", 2, do="give up", says="live")
+    page.locator("[data-live=dead_letters]").get_by_text(f"{before + 2}", exact=True).wait_for()
+    assert page.evaluate("window.same")
+    assert "points" in (page.locator("[data-spark]").first.evaluate("line => line.getAttributeNames().join()"))

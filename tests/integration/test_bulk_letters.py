@@ -1,0 +1,106 @@
+"""Redriving and dropping all letters that a filter means: counted first, done when somebody says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from master.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkLetters, Job
+from master.dead_letters import DeadLetters
+from master.policy.letters import LetterFilter
+from tests.abuse import check_contract
+from tests.integration.factories import World
+
+
+@pytest.fixture
+def letters(world: World) -> int:
+    """250 letters of E0 and E1 by turns."""
+    leader, a = world.elect(), world.join("a")
+    for number in range(250):
+        world.owned(leader, a, b"T%d" % number)
+        world.give_up(a, b"T%d" % number, "skip", error=f"E{number % 2}: x")
+    return 250
+
+
+@pytest.fixture
+def bulk(world: World) -> Iterator[BulkLetters]:
+    yield BulkLetters(DeadLetters(world.link, world.keys))
+
+
+def turn_until(bulk: BulkLetters, job: Job, state: str) -> None:
+    for _ in range(100):
+        if job.state == state:
+            return
+        bulk.run_once()
+    raise AssertionError(job.state)
+
+
+def test_it_can_be_started_and_stopped_as_any_service(world: World) -> None:
+    class Closed(DeadLetters):
+        def close(self) -> None:
+            """The link is the test's."""
+
+    check_contract(lambda: BulkLetters(Closed(world.link, world.keys)))
+
+
+def test_nothing_is_done_before_somebody_says_so(bulk: BulkLetters, world: World, letters: int) -> None:
+    job = bulk.prepare(REDRIVE, LetterFilter(error="E0"), "with the error E0", "me")
+    assert not bulk.run(job, "me", "why"), "it is not counted yet"
+    turn_until(bulk, job, READY)
+    assert (job.preview.count, job.preview.groups[0].count) == (125, 125)
+    bulk.run_once()
+    assert len(world.letter_ids()) == letters
+    assert bulk.run(job, "you", "it is mended")
+    assert not bulk.run(job, "you", "twice")
+    turn_until(bulk, job, DONE)
+    assert (job.done, dict(job.outcomes), job.failures, job.who, job.why) == (125, {"added": 125}, [], "you", "it is mended")
+    assert len(world.letter_ids()) == letters - 125
+
+
+def test_what_is_written_after_the_count_is_left_alone(bulk: BulkLetters, world: World, letters: int) -> None:
+    job = bulk.prepare(DROP, LetterFilter(), "all", "me")
+    turn_until(bulk, job, READY)
+    world.link.call("XADD", world.keys.dead, "*", "usher-id", "9-9", "usher-ticket", "new", "usher-reason", "late", "usher-fields", "0")
+    bulk.run(job, "me", "")
+    turn_until(bulk, job, DONE)
+    assert len(world.letter_ids()) == 1
+
+
+def test_it_stops_between_two_pages_and_says_what_was_done(bulk: BulkLetters, world: World, letters: int) -> None:
+    job = bulk.prepare(DROP, LetterFilter(), "all", "me")
+    turn_until(bulk, job, READY)
+    bulk.run(job, "me", "")
+    bulk.run_once()
+    bulk.stop_job(job)
+    for _ in range(5):
+        bulk.run_once()
+    assert (job.state, job.done) == (STOPPED, 100)
+    assert len(world.letter_ids()) == letters - 100
+
+
+def test_letters_that_somebody_else_took_are_named(bulk: BulkLetters, world: World, letters: int) -> None:
+    job = bulk.prepare(DROP, LetterFilter(), "all", "me")
+    turn_until(bulk, job, READY)
+    bulk.run(job, "me", "")
+    gone, letters_of = world.letter_ids()[0], DeadLetters(world.link, world.keys)
+    real = bulk._letters.drop
+
+    def late(ids: list[bytes]) -> object:
+        if gone in ids:
+            letters_of.drop([gone])
+        return real(ids)
+
+    bulk._letters.drop = late  # type: ignore[method-assign,assignment]
+    turn_until(bulk, job, DONE)
+    assert job.failures == [(gone.decode(), "gone")]
+    assert job.done == letters
+
+
+def test_jobs_come_one_after_the_other_and_the_newest_is_shown_first(bulk: BulkLetters, world: World, letters: int) -> None:
+    first, second = (bulk.prepare(DROP, LetterFilter(error=error), error, "me") for error in ("E0", "E1"))
+    assert bulk.jobs == [second, first]
+    bulk.run_once()
+    assert (first.preview.count > 0, second.state, second.preview.count) == (True, COUNTING, 0)
+    turn_until(bulk, second, READY)
+    assert (bulk.job(first.id), bulk.job("unknown")) == (first, None)

@@ -1,0 +1,288 @@
+"""The page on a real Redis, asked over WSGI: who may see and do what, and that every page is there for an empty and for a busy system."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from flask import Flask
+from werkzeug.test import Client, TestResponse
+
+from common import web
+from common.credentials import Identity, Role
+from common.live_sockets import LiveSockets
+from common.redis_client import Link
+from master.actions import ActionLog
+from master.bulk_letters import BulkLetters
+from master.dead_letters import DeadLetters
+from master.explainer import Explainer
+from master.live_rules import LiveRules
+from master.operations import Operations
+from master.pulse import Pulse
+from master.status import StatusReader
+from master.system_facts import SystemFacts
+from master.ticket_story import TicketStory
+from master.web.pages.port import PagePort
+from master.web.pages.site import add_pages
+from tests.doors import doorman
+from tests.integration.factories import LEASE_MS, World
+
+_PAGES = ("/", "/tickets", "/consumers", "/dead-letters", "/streams", "/audit", "/doctor", "/rules", "/actions")
+_HTML = {"Accept": "text/html,*/*;q=0.8"}
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+
+
+class Site:
+    """The page, with a pulse whose turns are the test's."""
+
+    def __init__(self, world: World, **tokens: Identity) -> None:
+        link, keys = world.link, world.keys
+        self.sockets = LiveSockets(10)
+        self.pulse = Pulse(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: 0)
+        self.bulk = BulkLetters(DeadLetters(link, keys))
+        operations = Operations(keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS))
+        story, facts = TicketStory(link, keys, "ticket_id"), SystemFacts(Link(link.url, "facts"), keys, LEASE_MS)
+        self._facts = facts
+        port = PagePort(self.pulse, StatusReader(link, keys), story, DeadLetters(link, keys), self.bulk, facts, operations)
+        self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
+        add_pages(self.app, port)
+        self.client = Client(self.app)
+
+    def look(self) -> None:
+        self.pulse.snapshot(0)
+        self.pulse.run_once()
+
+    def get(self, path: str) -> TestResponse:
+        return self.client.get(path, headers=_HTML)
+
+    def post(self, path: str, **form: str) -> TestResponse:
+        """As the form of a page does."""
+        token = re.search(r'name="csrf_token" value="([^"]+)"', self.get("/").text)
+        return self.client.post(path, data=form | ({"csrf_token": token[1]} if token else {}), headers=_HTML | {"Origin": "http://localhost"})
+
+    def close(self) -> None:
+        self._facts.close()
+
+
+@pytest.fixture
+def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr("master.pulse.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    made = Site(world)
+    made.pulse._looked_s = 1e18  # somebody looks all the time
+    made.pulse.run_once()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def guarded(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr("master.pulse.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    made = Site(world, look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto"), consume=Identity(Role.CONSUMER, "c*"))
+    yield made
+    made.close()
+
+
+def busy(world: World) -> list[str]:
+    """Tickets in every state, letters, an audit, a rule; ids of the letters."""
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.parked(leader, b"P", b"3-1")
+    world.owned(leader, a, b"D", b"4-1")
+    world.give_up(a, b"D", "skip")
+    world.owned(leader, a, b"H", b"5-1")
+    world.give_up(a, b"H", "park", error="ValueError: <b>")
+    world.send(b"unread", b"6-1")
+    summary = b'{"run":"r","started_ms":1,"seconds":2.5,"verdict":"warn","findings":{"stray":3},"unproven":0,"pending":1,"executions":2,"repeated":0}'
+    world.link.call("SET", world.keys.audit, summary)
+    return [letter_id.decode() for letter_id in world.letter_ids()]
+
+
+@pytest.mark.parametrize("path", _PAGES)
+def test_every_page_is_there_for_an_empty_system(site: Site, path: str) -> None:
+    answered = site.get(path)
+    assert (answered.status_code, answered.mimetype) == (200, "text/html")
+    assert answered.headers["Content-Security-Policy"] == _POLICY + "frame-ancestors 'none'"
+    assert answered.headers["X-Content-Type-Options"] == "nosniff"
+    assert answered.headers["Cache-Control"] == "no-store"
+    assert answered.headers["Referrer-Policy"] == "same-origin"
+    assert not re.search(r"<script(?! src)|<style| style=| on[a-z]+=|https?://(?!one)", answered.text)
+    assert len(re.findall("<h1", answered.text)) == 1
+
+
+def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None:
+    letters = busy(world)
+    site.pulse.run_once()
+    pages = [*_PAGES, "/tickets?q=T", "/tickets?q=1-1", f"/tickets?q={letters[0]}", "/tickets/T", "/tickets/H", "/tickets/P", "/tickets/none"]
+    pages += ["/tickets?id=..", "/dead-letters?error=value&ticket=H", f"/dead-letters/{letters[1]}", "/messages/1-1", "/consumers?name=a"]
+    for path in pages:
+        assert site.get(path).status_code == 200, path
+    assert "1 of this ticket" in site.get("/tickets?q=H").text
+    assert "halted" in site.get("/").text
+    assert "body of 1-1" in site.get("/messages/1-1").text
+    assert "stray" in site.get("/audit").text
+    assert "has this entry pending" in site.get("/streams").text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/nowhere", "/tickets?cursor=x", "/tickets/x?back=1", f"/tickets/{'x' * 257}", "/tickets?id=", "/messages/1-1", "/live/none"),
+        *("/dead-letters?before=x", "/dead-letters?younger_than_s=x", "/dead-letters/1-1", "/dead-letters/jobs/x", "/actions?before=x"),
+    ],
+)
+def test_what_is_not_there_or_wrong_is_a_page_too(site: Site, path: str) -> None:
+    answered = site.get(path)
+    assert answered.status_code in (404, 422)
+    assert answered.mimetype == "text/html"
+    assert "Content-Security-Policy" in answered.headers
+    told = site.client.get(path, headers={"Accept": "*/*"})
+    assert told.mimetype == "application/problem+json"
+
+
+def test_files_are_kept_by_browsers_as_long_as_their_address_is_that_of_their_content(site: Site) -> None:
+    for address in re.findall(r'(?:href|src)="(/static/[^"]+)"', site.get("/").text):
+        answered = site.get(address)
+        assert answered.status_code == 200
+        assert "immutable" in answered.headers["Cache-Control"]
+        assert answered.headers["X-Content-Type-Options"] == "nosniff"
+        assert site.get(address[:-3]).headers["Cache-Control"] == "no-store"
+
+
+def test_letters_are_redriven_and_the_log_says_who_and_why(site: Site, world: World) -> None:
+    letters = busy(world)
+    answered = site.post("/dead-letters/redrive", id=letters[0], why="mended", back="/dead-letters?ticket=D")
+    assert answered.status_code == 303
+    assert answered.headers["Location"].startswith("/dead-letters?ticket=D&said=")
+    assert "redrive: added 1" in site.get(answered.headers["Location"]).text.lower()
+    assert len(world.letter_ids()) == 1
+    log = site.get("/actions").text
+    assert all(text in log for text in ("anybody", "redrive", "mended", "added 1"))
+    assert site.post("/dead-letters/drop", id=letters[1], back="//evil.example").headers["Location"].startswith("/?said=")
+    assert world.letter_ids() == []
+    nothing = site.post("/dead-letters/drop", id="<b>")
+    assert "Nothing was chosen" in site.get(nothing.headers["Location"]).text
+
+
+def test_a_bulk_action_is_prepared_shown_and_run(site: Site, world: World) -> None:
+    busy(world)
+    where = site.post("/dead-letters/bulk", what="drop", error="ValueError").headers["Location"]
+    while site.bulk.jobs[0].state == "counting":
+        site.bulk.run_once()
+    shown = site.get(where).text
+    assert "Drop all 2" in shown
+    assert "with the error ValueError" in shown
+    assert site.post(f"{where}/run", why="old").status_code == 303
+    while site.bulk.jobs[0].state == "running":
+        site.bulk.run_once()
+    assert "2 of 2" in site.get(where).text
+    again = site.post(f"{where}/run")
+    assert "It was not begun: it is done" in site.get(again.headers["Location"]).text
+    assert site.post("/dead-letters/bulk", what="eat").status_code == 422
+
+
+def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
+    busy(world)
+    answered = site.post("/rules/set", target="ticket", value="T", action="pause", why="asked", back="/tickets/T")
+    assert answered.headers["Location"].startswith("/tickets/T?said=")
+    ticket = site.get("/tickets/T").text
+    rule = re.search(r'action="/rules/lift".*?name="id" value="([0-9a-f]+)"', ticket, re.DOTALL)
+    assert rule
+    assert "Resume" in ticket
+    assert site.post("/rules/set", target="pattern", value="T*", action="slow", rate_per_second="2.5").status_code == 303
+    rules = site.get("/rules").text
+    assert all(text in rules for text in ("asked", "T*", "2.5 /s"))
+    assert site.post("/rules/lift", id=rule[1]).status_code == 303
+    assert "asked" not in site.get("/rules").text
+    for target, action in (("ticket", "pause"), ("x", "pause"), ("everything", "slow")):
+        assert site.post("/rules/set", target=target, action=action).status_code == 422
+    assert site.post("/rules/set", target="pattern", value="T", action="slow", rate_per_second="x").status_code == 422
+
+
+def test_a_consumer_is_drained_and_resumed(site: Site, world: World) -> None:
+    busy(world)
+    site.pulse.run_once()
+    assert "Drain<" in site.get("/consumers").text
+    site.post("/consumers/drain", name="a", why="update")
+    page = site.get("/consumers").text
+    assert "Resume<" in page
+    assert "drained by an operator" in page
+    site.post("/consumers/resume", name="a")
+    assert "Drain<" in site.get("/consumers").text
+    unknown = site.post("/consumers/drain", name="nobody")
+    assert "No consumer of the name nobody" in site.get(unknown.headers["Location"]).text
+
+
+def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site: Site) -> None:
+    row = {"pending": 5, "tickets": 1, "slots": 8, "capacity": 100, "beat_ms": 10}
+    names = [f"c{at:04}" for at in range(1000)]
+    states = dict.fromkeys(names, "live") | {"c0999": "lost"}
+    site.pulse._rows = {f"{name}:1": row | {"name": name, "incarnation": f"{name}:1", "state": states[name]} for name in names}
+    path, seen = "/consumers", []
+    while True:
+        page = site.get(path).text
+        seen += re.findall(r'data-row="(c\d+):1"', page)
+        following = re.search(r'href="(/consumers\?[^"]+)" rel="next"', page)
+        if following is None:
+            break
+        path = following[1].replace("&amp;", "&")
+    assert seen == ["c0999", *[f"c{at:04}" for at in range(999)]]
+
+
+# -- who may
+
+
+def sign_in(site: Site, token: str) -> TestResponse:
+    return site.client.post("/login", data={"token": token, "next": "/tickets"}, headers=_HTML)
+
+
+def test_strangers_are_shown_the_way_in(guarded: Site) -> None:
+    answered = guarded.get("/tickets?q=x")
+    assert (answered.status_code, answered.headers["Location"]) == (303, "/login?next=%2Ftickets%3Fq%3Dx")
+    page = guarded.get("/login?next=//evil").text
+    assert 'name="next" value="/"' in page
+    assert "/consumers" not in page, "nothing is said of what is inside"
+    assert sign_in(guarded, "wrong").status_code == 403
+    assert sign_in(guarded, "consume").status_code == 403, "a consumer's token is for no pages"
+    assert guarded.client.post("/consumers/drain", data={"name": "a"}).status_code == 401
+    assert guarded.get("/live/overview").status_code == 303
+
+
+def test_viewers_see_everything_but_what_messages_say_and_can_do_nothing(guarded: Site, world: World) -> None:
+    letters = busy(world)
+    answered = sign_in(guarded, "look")
+    assert answered.headers["Location"] == "/tickets"
+    assert "SameSite=Strict" in answered.headers["Set-Cookie"]
+    assert "HttpOnly" in answered.headers["Set-Cookie"]
+    for path in (*_PAGES, "/tickets/T", f"/dead-letters/{letters[0]}"):
+        page = guarded.get(path).text
+        assert not set(re.findall(r'<form method="post"[^>]*action="([^"]+)"', page)) - {"/logout"}, path
+        assert "formaction" not in page, path
+        assert not re.search(r"body of \d", page), path
+    assert guarded.get("/messages/1-1").status_code == 403
+    letter_actions = ("/dead-letters/redrive", "/dead-letters/drop", "/dead-letters/bulk")
+    for path in ("/consumers/drain", "/consumers/resume", *letter_actions, "/rules/set", "/rules/lift"):
+        assert guarded.post(path, name="a", id=letters[0], what="drop", target="everything", action="pause").status_code == 403, path
+    assert [letter.decode() for letter in world.letter_ids()] == letters
+
+
+def test_operators_act_under_their_name_and_only_from_our_own_forms(guarded: Site, world: World) -> None:
+    letters = busy(world)
+    sign_in(guarded, "act")
+    form = {"id": letters[0], "why": "x"}
+    assert guarded.client.post("/dead-letters/drop", data=form).status_code == 403, "without the token of the form"
+    foreign = guarded.client.post("/dead-letters/drop", data=form, headers={"Origin": "http://evil.example"})
+    assert foreign.status_code == 403
+    assert len(world.letter_ids()) == len(letters)
+    assert guarded.post("/dead-letters/drop", **form).status_code == 303
+    assert len(world.letter_ids()) == len(letters) - 1
+    assert "otto" in guarded.get("/actions").text
+    guarded.post("/logout")
+    assert guarded.get("/").status_code == 303
+
+
+def test_without_tokens_a_page_of_somewhere_else_can_do_nothing(site: Site, world: World) -> None:
+    letters = busy(world)
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+        assert site.client.post("/dead-letters/drop", data={"id": letters[0]}, headers=headers).status_code == 403
+    assert len(world.letter_ids()) == len(letters)

@@ -1,0 +1,165 @@
+"""The pulse on a real Redis: what it sees, and what those who look are told."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from common.clock import wall_ms
+from common.live_sockets import LiveSockets
+from common.redis_client import Link
+from master import pulse as pulse_module
+from master.index_scan import IndexScan
+from master.pulse import CONSUMERS, OVERVIEW, Pulse
+from tests.abuse import check_contract
+from tests.integration.factories import LEASE_MS, World
+from tests.integration.routers import PATIENCE_S, until
+
+
+@pytest.fixture
+def sockets() -> Iterator[LiveSockets]:
+    made = LiveSockets(100)
+    made.start()
+    yield made
+    made.stop()
+    assert made.join(PATIENCE_S)
+
+
+@pytest.fixture
+def pulse(world: World, sockets: LiveSockets) -> Pulse:
+    """One that nobody has started: its turns are the test's."""
+    return Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: 7 if ticket == b"T" else 0)
+
+
+def look(pulse: Pulse) -> dict[str, Any]:
+    pulse.snapshot(0)
+    pulse.run_once()
+    return pulse.last
+
+
+def test_it_can_be_started_and_stopped_as_any_service(world: World, sockets: LiveSockets) -> None:
+    check_contract(lambda: Pulse(Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: 0))
+
+
+def test_an_empty_redis_is_shown_as_such(pulse: Pulse, world: World) -> None:
+    seen = look(pulse)
+    assert (seen["entries"], seen["lag"], seen["pending"], seen["stuck"], seen["oldest_ms"]) == (0, 0, 0, [], None)
+    assert [alarm["level"] for alarm in seen["alarms"]] == ["bad", "bad"]
+    world.link.call("FLUSHALL")
+    assert (look(pulse)["has_group"], pulse.last["lag"]) == (False, 0)
+    world.make_group()
+
+
+def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: Pulse, world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    sent = world.owned(leader, a, b"T", *[b"%d-1" % n for n in (1000, 1001, 1002)])
+    world.link.call("HSET", world.keys.tickets, "T", b" ".join([a.name, b"5", *sent]))  # as if it had been handed over long ago
+    world.parked(leader, b"P", b"2000-1", b"2001-1")
+    world.send(b"unread", b"3000-1")
+    seen = look(pulse)
+    told = [(row["ticket_id"], row["state"], row["behind"], row["consumer"]) for row in seen["stuck"]]
+    assert told == [("T", "stuck", 9, "a"), ("P", "parked", 1, "")]
+    assert (seen["pending"], seen["parked"], seen["lag"], seen["oldest_ms"], seen["tickets"]) == (5, 2, 1, 1000, 1)
+    [row] = pulse.consumers()
+    assert (row["name"], row["state"], row["pending"], row["tickets"], row["capacity"]) == ("a", "live", 3, 1, 10_000)
+    assert 0 <= row["beat_ms"] <= LEASE_MS
+    world.end_lease(a)
+    look(pulse)
+    assert (pulse.consumers()[0]["state"], pulse.last["stuck"][0]["why"]) == ("lost", "its consumer is lost; is taken back")
+
+
+def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: Pulse, world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    sent = world.owned(leader, a, b"T", b"1000-1", b"1001-1")
+    world.spoil(b"T", b"%s 5 %s %s" % (a.name, *sent))
+    assert len(look(pulse)["stuck"]) == 1
+    world.spoil(b"T", b"%s 5 %s" % (a.name, sent[1]))
+    assert look(pulse)["stuck"] == []
+    assert look(pulse)["stuck"] == []
+    world.apart_because = "its first message is gone from the index only"
+
+
+def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
+    names = [b"t%d" % number for number in range(3000)]
+    world.link.pipeline([("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 - at)) for at, name in enumerate(names)])
+    scan = IndexScan(world.link, world.keys, "ticket_id")
+    turns = 0
+    while not scan.owned:
+        scan.advance(500)
+        turns += 1
+    assert turns > 1
+    assert scan.owned == {b"a:1": 3000}
+    found = scan.heads(wall_ms())
+    assert [head.ticket for head in found[:3]] == names[:-4:-1]
+    world.link.call("HDEL", world.keys.tickets, names[-1])
+    assert scan.heads(wall_ms())[0].ticket == names[-2]
+    world.link.call("DEL", world.keys.tickets)
+    assert scan.heads(wall_ms()) == []
+
+
+class Reader:
+    """Somebody who has a page open."""
+
+    def __init__(self, pulse: Pulse, topic: str) -> None:
+        ours, self.sock = socket.socketpair()
+        self.sock.settimeout(PATIENCE_S)
+        self._data = b""
+        pulse.follow(ours, topic)
+
+    def next(self, event: str) -> Any:
+        """The document of the next event of that name."""
+        while True:
+            while b"\n\n" not in self._data:
+                more = self.sock.recv(65_536)
+                assert more
+                self._data += more
+            frame, _, self._data = self._data.partition(b"\n\n")
+            if frame.startswith(f"event: {event}\n".encode()):
+                return json.loads(frame.partition(b"data: ")[2])
+
+
+def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse_module, "_CONSUMERS_EVERY_S", 0.0)
+    readers = [Reader(pulse, OVERVIEW) for _ in range(20)]
+    consumers = Reader(pulse, CONSUMERS)
+    pulse.run_once()
+    assert {reader.next("overview")["entries"] for reader in readers} == {0}
+    world.join("a")
+    pulse.run_once()
+    assert [reader.next("overview")["living"] for reader in readers] == [1] * 20
+    assert [row["name"] for row in consumers.next("consumers")["rows"] or consumers.next("consumers")["rows"]] == ["a"]
+    told = dict(pulse._sent)
+    pulse.run_once()
+    pulse.run_once()
+    assert pulse._sent[OVERVIEW] == told[OVERVIEW], "nothing is new, so nothing was sent"
+    for reader in (*readers, consumers):
+        reader.sock.close()
+    until(lambda: not pulse._watchers[OVERVIEW])
+
+
+def test_who_comes_is_given_the_history(pulse: Pulse) -> None:
+    look(pulse)
+    look(pulse)
+    reader = Reader(pulse, OVERVIEW)
+    assert len(reader.next("history")) == 2
+    reader.sock.close()
+
+
+def test_while_nobody_looks_it_only_keeps_the_history(pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pulse.run_once() > 1.5
+    before = pulse.last
+    world.join("a")
+    pulse.run_once()
+    assert (pulse.last["living"], before["living"]) == (None, None)
+    assert len(pulse.history()) == 2
+    assert look(pulse)["living"] == 1
+
+
+def test_when_redis_is_away_that_is_the_first_thing_to_be_read(pulse: Pulse, monkeypatch: pytest.MonkeyPatch) -> None:
+    look(pulse)
+    pulse._trouble = "NotNow: away"
+    assert "cannot ask Redis" in pulse.snapshot(0)["alarms"][0]["text"]

@@ -1,0 +1,115 @@
+"""What is still known of a ticket, found backwards in the streams."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from common.run_log import encode
+from master import ticket_story
+from master.status import shown
+from master.ticket_story import TicketStory
+from tests.integration.factories import World
+
+T = b'T "1" *[x]'
+
+
+class Execution(NamedTuple):
+    ticket: bytes
+    stream_id: bytes
+    fence: int
+    attempt: int
+    start_us: int
+    end_us: int
+
+
+@pytest.fixture
+def story(world: World) -> TicketStory:
+    return TicketStory(world.link, world.keys, "ticket_id")
+
+
+def log(world: World, consumer: str, *executions: Execution, outcomes: tuple[str, ...] = ()) -> None:
+    world.link.call("XADD", world.keys.runs, "*", "batch", encode(consumer, executions, outcomes))
+
+
+def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(world: World, story: TicketStory) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, T, b"5000-1", b"6000-1")
+    log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000), Execution(b"U", b"1-1", 1, 1, 1, 2), outcomes=("failed", "done"))
+    log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 2, 8_000_000, 8_500_000))
+    log(world, "b:1", Execution(T, b"6000-1", 9000 * 1024, 1, 9_100_000, 0), outcomes=("crashed",))
+    told = story.story(T.decode())
+    assert [(one["event"], one["ms"]) for one in told.events] == [
+        ("ran", 9100), ("handed", 9000), ("ran", 8500), ("ran", 7200), ("handed", 7000), ("sent", 6000), ("sent", 5000),
+    ]  # fmt: skip
+    assert told.back is None
+    crashed, _, done, failed = told.events[:4]
+    assert (crashed["outcome"], crashed["took_ms"], done["took_ms"], failed["outcome"]) == ("crashed", None, 500, "failed")
+    world.give_up(a, T, "skip")
+    assert story.story(T.decode()).events[0]["event"] == "dead_letter"
+
+
+def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
+    monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 2)
+    [old] = world.send(T, b"5-1")
+    world.send_many([b"U"] * 5)
+    first = story.story(T.decode(), None, [old.decode()])
+    assert [one["message_id"] for one in first.events] == ["5-1"]
+    assert story.story(T.decode(), first.back, [old.decode()]).events == []
+
+
+def test_a_long_story_comes_in_pieces_that_are_all_of_it(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
+    monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 7)
+    monkeypatch.setattr(ticket_story, "_RUNS_AT_ONCE", 3)
+    sent = world.send_many([T, b"U"] * 10)
+    for number in range(8):
+        log(world, "a:1", Execution(T, sent[0], 5, number + 1, 1, 2), outcomes=("failed",))
+    found, back, pieces = [], None, 0
+    while True:
+        told = story.story(T.decode(), back)
+        found += told.events
+        pieces, back = pieces + 1, told.back
+        if back is None:
+            break
+    assert pieces == 3
+    assert sorted(one["message_id"] for one in found if one["event"] == "sent") == sorted(one.decode() for one in sent[::2])
+    assert sorted(one["attempt"] for one in found if one["event"] == "ran") == list(range(1, 9))
+
+
+@pytest.mark.parametrize("back", ["", "x", "_", "5-1_5-1", "(5_(5", "(x-1_end", "(5-1_(5-1_(5-1", "(5-1)_(5-1"])
+def test_a_place_that_no_piece_gave_is_refused(story: TicketStory, back: str) -> None:
+    with pytest.raises(ValueError, match="place"):
+        story.story("T", back)
+
+
+def test_a_message_is_shown_with_all_its_fields_and_long_values_cut(world: World, story: TicketStory) -> None:
+    world.add(b"5-1", "ticket_id", "T", "a", "1", "a", "2", "long", b"x" * 10_000, "odd", b"\xff\x00")
+    told = story.message("5-1")
+    assert told is not None
+    assert (told["ticket_id"], told["field_count"]) == ("T", 5)
+    assert told["fields"][1:3] == [["a", "1"], ["a", "2"]]
+    assert told["fields"][3][1].endswith("... (10,000 bytes)")
+    assert told["fields"][4][1] == "\\xff\x00"
+    assert story.message("6-1") is None
+
+
+def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World, story: TicketStory) -> None:
+    leader, a = world.elect(), world.join("a")
+    for ticket in (T, b"T", b"a*b", b"aXb", b"a?b[c]"):
+        world.owned(leader, a, ticket)
+
+    def found(text: str) -> set[bytes]:
+        pairs, whole = story.containing(text, 100)
+        assert whole
+        assert all(shown(*pair)["state"] == "processing" for pair in pairs)
+        return {ticket for ticket, _ in pairs}
+
+    assert found("T") == {T, b"T"}
+    assert found("a*b") == {b"a*b"}
+    assert found("?b[c") == {b"a?b[c]"}
+    assert found("*[x]") == {T}
+    assert found("nothing") == set()
+    assert story.containing("T", 1)[1] is False

@@ -1,0 +1,111 @@
+"""Which tickets are said to be stuck, and which alarms that makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from master.policy.alarms import alarms
+from master.policy.plans import HALTED, RETURNED, TAIL
+from master.policy.stuck import STUCK_MS, Head, Seen, oldest, parse_head, stuck_rows
+
+_NOW = 1_000_000_000
+_SEEN = Seen({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
+
+
+def head(ticket: bytes = b"T", owner: bytes = b"c1:1", handed_ms: int = 0, sent_ms: int = _NOW - 60_000, size: int = 1) -> Head:
+    return Head(ticket, owner, handed_ms * 1024, b"%d-0" % sent_ms, size)
+
+
+def rows(*heads: Head, seen: Seen = _SEEN, most: int = 50) -> list[dict[str, Any]]:
+    return stuck_rows(heads, seen, _NOW, most)
+
+
+def test_a_record_is_read_as_its_head() -> None:
+    assert parse_head(b"T", b"c1:1 88 5-0 6-0 7-0") == Head(b"T", b"c1:1", 88, b"5-0", 3)
+    assert parse_head(b"T", b"c1:1 88 5-0") == Head(b"T", b"c1:1", 88, b"5-0", 1)
+    for odd in (b"", b"c1:1", b"c1:1 88", b"c1:1 x 5-0", b"c1:1 8 x-0", b"\xff"):
+        assert parse_head(b"T", odd) is None
+
+
+def test_what_has_just_been_handed_over_is_not_stuck_however_old_it_is() -> None:
+    assert rows(head(handed_ms=_NOW - 100)) == []
+    [row] = rows(head(handed_ms=_NOW - STUCK_MS))
+    assert (row["state"], row["consumer"], row["since_ms"]) == ("stuck", "c1", _NOW - STUCK_MS)
+
+
+def test_a_ticket_whose_head_was_seen_to_move_is_not_stuck() -> None:
+    moves = head()
+    assert rows(moves, seen=_SEEN._replace(moved_ms={moves.id: _NOW - 100})) == []
+
+
+def test_a_message_that_failed_is_told_at_once() -> None:
+    fails = head(sent_ms=_NOW - 10)
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: 3}))
+    assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; is tried again")
+
+
+def test_a_halted_ticket_is_told_at_once() -> None:
+    assert rows(head(owner=HALTED, sent_ms=_NOW))[0]["state"] == "halted"
+
+
+@pytest.mark.parametrize(
+    ("owner", "state", "why"),
+    [
+        (b"", "parked", "no consumer has it"),
+        (RETURNED, "returned", "waits for a new owner"),
+        (TAIL, "ending", "goes to the dead letters"),
+        (b"c2:1", "stuck", "drains"),
+        (b"c3:1", "stuck", "taken back when the lease ends"),
+        (b"c9:1", "stuck", "is lost"),
+    ],
+)
+def test_whoever_has_it_is_said(owner: bytes, state: str, why: str) -> None:
+    [row] = rows(head(owner=owner))
+    assert row["state"] == state
+    assert why in row["why"]
+
+
+def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
+    first, second = head(b"A", sent_ms=_NOW - 90_000, size=3), head(b"B", sent_ms=_NOW - 100_000)
+    told = rows(first, second, seen=_SEEN._replace(parked={b"A": 10}))
+    assert [(row["ticket_id"], row["behind"]) for row in told] == [("B", 0), ("A", 12)]
+    assert rows(first, second, most=1)[0]["ticket_id"] == "B"
+    assert oldest([first, second], 1) == [second]
+
+
+def snapshot(**more: Any) -> dict[str, Any]:
+    consumers = {"live": 2, "draining": 0, "revoked": 0, "lost": 0} | more.pop("consumers", {})
+    calm = {"time_ms": _NOW, "leader_url": "http://m", "halted": 0, "lag": 0, "lag_is_exact": True, "oldest_ms": None, "dead_letters": 0}
+    return calm | {"has_group": True, "stuck": [], "stuck_most": 50, "consumers": consumers} | more
+
+
+def told(**more: Any) -> list[tuple[str, str]]:
+    return [(alarm.level, alarm.text) for alarm in alarms(snapshot(**more))]
+
+
+def stuck(**more: Any) -> dict[str, Any]:
+    row = {"state": "stuck", "since_ms": _NOW - 10_000, "attempts": 0, "consumer": "c3", "behind": 4}
+    return row | {"shown": "INC-7", "href": "/tickets/INC-7"} | more
+
+
+def test_when_all_is_well_that_is_said() -> None:
+    assert told(dead_letters=1) == [("ok", "Nothing is stuck. 2 consumers live; 1 dead letter waits")]
+
+
+def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
+    assert told(consumers={"live": 0}, leader_url=None)[0] == ("bad", "No master leads: nothing is handed over")
+    assert told(consumers={"live": 0})[0] == ("bad", "No consumer is live: nothing is handled")
+    assert told(consumers={"lost": 1}, halted=2) == [
+        ("bad", "2 tickets halted by a dead letter: redrive or drop it"),
+        ("warn", "1 consumer lost; what they had is taken back"),
+    ]
+    assert told(lag=5000, oldest_ms=_NOW - 90_000) == [("warn", "The consumers are behind: 5,000 messages are unread")]
+
+
+def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
+    assert told(stuck=[stuck()]) == [("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind")]
+    assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
+    level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
+    assert (level, text) == ("bad", "2 tickets are stuck or being tried again; the oldest: INC-7 on c3, 3 attempts, 4 behind")
