@@ -318,6 +318,14 @@ def test_rows_are_kept_until_they_are_on_disk(sqlite_outbox: Outbox, hands: Call
     link.close()
 
 
+def test_waiting_for_the_disk_is_refused_where_nothing_goes_there(sqlite_outbox: Outbox, valkey_url: str) -> None:
+    link = Link(valkey_url, "test")
+    link.call("CONFIG", "SET", "appendonly", "no")
+    link.close()
+    with pytest.raises(StartRefused, match="USHER_OUTBOX_WAIT_AOF"):
+        StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, outbox_wait_aof=True), valkey_url)
+
+
 def test_the_program_waits_for_the_disk_where_redis_can_say(sqlite_outbox: Outbox, valkey_url: str) -> None:
     written = sqlite_outbox.stage_many(2500)
     program = StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_wait_aof=True), valkey_url)
