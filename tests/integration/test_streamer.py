@@ -225,7 +225,6 @@ def test_a_database_lost_between_add_and_remove_sends_nothing_twice(postgres_out
         with postgres_outbox.engine.begin() as connection:
             others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
             assert connection.scalar(sa.text(others)) >= 1
-        hand.streamer._outbox._engine.pool._pre_ping = False  # type: ignore[attr-defined]
         remove(ids)
 
     hand.streamer._outbox.remove = lost  # type: ignore[method-assign]
