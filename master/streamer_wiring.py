@@ -92,7 +92,7 @@ class StreamerProgram:
 
 def _check_waitaof(link: Link) -> None:
     try:
-        link.call("WAITAOF", 0, 0, 1)
+        link.call("WAITAOF", 1, 0, 1)
     except CommandRefused as refused:
         link.close()
         raise StartRefused(

@@ -32,12 +32,12 @@ class OutboxMisused(UsherError):
     """The outbox cannot be used like this; the message says what to change."""
 
 
-def open_engine(url: str, setting: str) -> sa.Engine:
-    """An engine for an outbox; nothing is connected yet. What the URL says of timeouts goes before ours. Raises StartRefused, naming
-    ``setting``."""
+def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
+    """An engine for an outbox; nothing is connected yet. What the URL says of timeouts goes before ours. ``ping``: ask PostgreSQL before each
+    use whether the connection lives. Raises StartRefused, naming ``setting``."""
     try:
         made = sa.engine.make_url(url)
-        engine = sa.create_engine(made, pool_pre_ping=made.get_backend_name() != "sqlite", connect_args=_waits(made))
+        engine = sa.create_engine(made, pool_pre_ping=ping and made.get_backend_name() != "sqlite", connect_args=_waits(made))
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
         raise StartRefused(f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path or postgresql+psycopg://user@host/database)") from None
     check_dialect(engine)

@@ -23,7 +23,7 @@ class OutboxStore:
     """One outbox; used by one thread. ``setting`` is named in errors."""
 
     def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL", row_bytes: int = 16 * 1024 * 1024) -> None:
-        self._engine = open_engine(url, setting)
+        self._engine = open_engine(url, setting, ping=False)  # a turn that meets a dead connection is made again
         self._setting = setting
         self._row_bytes = row_bytes
         self._is_postgres = self._engine.dialect.name == "postgresql"
@@ -50,11 +50,14 @@ class OutboxStore:
         return migrate(self._engine)
 
     def batch(self, count: int) -> list[Row]:
-        """The first ``count`` rows by id, as one snapshot (REPEATABLE READ; SQLite knows nothing less). Raises SqlTrouble."""
+        """The first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises SqlTrouble.
+
+        A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row.
+        """
         values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
         with sql_trouble("reading the outbox"), self._engine.connect() as connection:
             if self._is_postgres:
-                connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             self._asked = connection.connection.driver_connection
             rows: list[Row] = []
             size = 0

@@ -121,7 +121,7 @@ def _lost(facts: StreamFacts, span: Span) -> list[str]:
     there = {group.name for group in facts.groups}
     problems = [
         f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master), which make it again, and "
-        f"look for `group_lost`; or `usher trim --forget-group {one.group}` if it is no more"
+        f"look for `group_lost`, or `usher trim --forget-group {one.group}` if it is no more"
         for one in facts.saved
         if one.group not in there
     ]

@@ -217,6 +217,7 @@ def test_a_full_redis_takes_nothing_and_the_rows_wait(sqlite_outbox: Outbox, han
 
 
 def test_a_database_lost_between_add_and_remove_sends_nothing_twice(postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+    staged = "SELECT count(*) FROM staged_log_records"
     written = postgres_outbox.stage_many(5)
     hand = hands(postgres_outbox)
     remove = hand.streamer._outbox.remove
@@ -225,16 +226,15 @@ def test_a_database_lost_between_add_and_remove_sends_nothing_twice(postgres_out
         with postgres_outbox.engine.begin() as connection:
             others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
             assert connection.scalar(sa.text(others)) >= 1
-        hand.streamer._outbox._engine.pool._pre_ping = False  # type: ignore[attr-defined]
         remove(ids)
 
     hand.streamer._outbox.remove = lost  # type: ignore[method-assign]
     with pytest.raises(SqlTrouble, match="removing what was sent"):
         hand.turn()
-    assert (uids(link), postgres_outbox.store.waiting()[0]) == (written, 5)
+    assert (uids(link), postgres_outbox.scalar(staged)) == (written, 5)
     hand.streamer._outbox.remove = remove  # type: ignore[method-assign]
     hand.turn()
-    assert (uids(link), postgres_outbox.store.waiting()[0]) == (written, 0)
+    assert (uids(link), postgres_outbox.scalar(staged)) == (written, 0)
 
 
 def test_rows_are_kept_until_a_replica_has_them(
@@ -316,6 +316,14 @@ def test_rows_are_kept_until_they_are_on_disk(sqlite_outbox: Outbox, hands: Call
     until(lambda: (hand.turn(), sqlite_outbox.store.waiting()[0] == 0)[1])  # type: ignore[func-returns-value]
     assert uids(link) == written
     link.close()
+
+
+def test_waiting_for_the_disk_is_refused_where_nothing_goes_there(sqlite_outbox: Outbox, valkey_url: str) -> None:
+    link = Link(valkey_url, "test")
+    link.call("CONFIG", "SET", "appendonly", "no")
+    link.close()
+    with pytest.raises(StartRefused, match="USHER_OUTBOX_WAIT_AOF"):
+        StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, outbox_wait_aof=True), valkey_url)
 
 
 def test_the_program_waits_for_the_disk_where_redis_can_say(sqlite_outbox: Outbox, valkey_url: str) -> None:
