@@ -15,7 +15,7 @@ _LEASES = 3
 class AuditSettings(CommonSettings):
     """Everything that can be set on an audit."""
 
-    audit_streams: str = Field("", description="Ticket streams to audit, comma separated. Empty: USHER_TICKET_STREAM.")
+    audit_streams: str = Field("", description="Ticket streams to audit, comma separated, or patterns (tickets:*). Empty: USHER_TICKET_STREAM.")
     audit_dir: str = Field("", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR.")
     audit_every_minutes: float = Field(60.0, ge=0.1, le=43_200, description="Time between audits with --schedule.")
     audit_settle_seconds: float = Field(1.0, ge=0, le=600, description="Wait before the second look at suspects.")
@@ -31,6 +31,7 @@ class AuditSettings(CommonSettings):
 
     @property
     def streams(self) -> tuple[str, ...]:
+        """As they are set, patterns included."""
         return tuple(name.strip() for name in self.audit_streams.split(",") if name.strip()) or (self.ticket_stream,)
 
     @property
