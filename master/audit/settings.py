@@ -26,6 +26,8 @@ class AuditSettings(CommonSettings):
     audit_memory_mib: int = Field(1024, ge=512, le=1_048_576, description="Heap of the audit's JVM in MiB; what does not fit goes to disk.")
     audit_spark_master: str = Field("local[*]", description="Where Spark runs: local[N], or spark://host:7077.")
     audit_py_files: str = Field("", description="Zip with common and master for executors on other machines.")
+    audit_sink_url: str = Field("", description="SQLAlchemy URL of a SqlSink: what is done must have its effect there. Empty: not looked at.")
+    audit_sink_name: str = Field("default", min_length=1, description="The name of that SqlSink.")
     max_attempts: int = Field(5, ge=1, le=1000, description="As the consumers have it: more counted attempts are a finding.")
     run_log_length: int = Field(10_000, ge=0, le=10_000_000, description="As the consumers have it, to know whether the run log was capped.")
 
