@@ -98,7 +98,7 @@ class Audit:
         self._progress("reading the pending lists")
         can_prove_losses = any(one.run_first is not None for one in facts)
         pending = self._keep(self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group"))
-        began_s = time.monotonic()
+        began_s = time.monotonic()  # until every entry is read, on disk, and counted; starting the Python workers is part of it
         self.pending = pending_proof.count_pending(pending)
         self._reading_s = time.monotonic() - began_s
         members = self._members()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -19,8 +19,6 @@ from consumer.sinks.sql import SqlSink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from master.audit.report import Report
-
 _LONG = "u" * 300
 
 
@@ -32,13 +30,9 @@ class Done(NamedTuple):
     fence: int = 5
 
 
-def audit(spark: SparkSession, redis_url: str, sink_url: str, sink: str = "default") -> Report:
+def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
     from master.audit.job import Audit, AuditPlan
 
-    return Audit(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, sink_url, sink)).run()
-
-
-def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     sink = SqlSink(url)
     sink.create_tables()
@@ -57,13 +51,24 @@ def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link
     two_hours_ago = int(time.time() - 7200) * 1000
     seeder.ran("c1:1", ("7-1", "old", 5, 1, 2), record=f"{two_hours_ago}-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 5, n * 10, n * 10 + 5) for n in range(1, 5)), ("5-1", "a", 5, 60, 70, "gave_up"), ("6-1", "c", 5, 1, 2))
-    report = audit(spark, redis_url, url)
+    report = Audit(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], "of another ticket; of none"
-    for done in (Done("a", "order-4"), Done("c", "6-1")):
-        with sink.transaction(done):
-            pass
-    assert audit(spark, redis_url, url).found == ()
-    assert "the sink other has stored nothing" in audit(spark, redis_url, url, "other").unproven[0]
+
+
+def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    from master.audit.effects import check_stored, oldest_s
+
+    nothing: Any = None  # it is asked first, before anything is read
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL: .*no such table"):
-        audit(spark, redis_url, f"sqlite:///{tmp_path / 'empty.db'}")
+        check_stored(nothing, nothing, url, "default", 0, nothing)
+    sink = SqlSink(url, "mine")
+    sink.create_tables()
+    with sink.transaction(Done("a", "1-1")):
+        pass
+    assert oldest_s(url, "mine") is not None
+    assert "the sink default has stored nothing" in check_stored(nothing, nothing, url, "default", 0, nothing)
+    with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL cannot be used"):
+        oldest_s("nonsense", "default")
