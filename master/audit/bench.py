@@ -6,6 +6,7 @@ Everything is as masters and consumers would have left it, so the audit must fin
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -107,6 +108,8 @@ def _audit(folder: Path, server: EmbeddedRedis, names: list[str], cores: int, en
     base |= {"USHER_RUN_LOG_LENGTH": "10000000"}
     redis_before, began = cpu_seconds(server.pid), time.monotonic()
     process = subprocess.Popen([*command_line(), "audit", "--json"], env=base, stdout=subprocess.PIPE)
+    # All its threads and processes, Java's compiler too: otherwise "one core" would be two of them, half used.
+    os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:cores])
     highest: dict[str, float] = {}
     cpu = 0.0
     while process.poll() is None:

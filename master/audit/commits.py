@@ -116,8 +116,12 @@ class DataSet:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Be the archive's one writer. Raises StartRefused when another process is."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "_lock").open("w") as lock:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / "_lock").open("w")
+    except OSError as unusable:
+        raise StartRefused(f"the archive's folder {folder} cannot be used: {unusable}") from unusable
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as held:

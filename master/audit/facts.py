@@ -57,8 +57,8 @@ def unproven(facts: StreamFacts, known_ms: int | None, skipped_order: int, befor
         yield f"{facts.stream}: the run log is empty, so nothing can be said of past executions: order, overlaps, losses (USHER_RUN_LOG_LENGTH)"
     elif facts.run_capped and facts.run_first is not None:
         yield (
-            f"{facts.stream}: the run log was capped; executions recorded before {facts.run_first.decode()} are not in it, so order and losses "
-            "are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH, or archive it: usher audit archive)"
+            f"{facts.stream}: the run log was capped; executions recorded before {facts.run_first.decode()} are not in it, so order, losses and "
+            "repeats are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH, or archive it: usher audit archive)"
         )
     if skipped_order:
         yield f"{facts.stream}: {skipped_order:,} executions may be repeats of ones that were cut off the run log; their order is not judged"

@@ -252,6 +252,14 @@ CHECKS: dict[str, Check] = {
             "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please report it.",
         ),
         Check(
+            "effect_missing",
+            Severity.BAD,
+            "What is done has its effect in the sink (looked at where USHER_AUDIT_SINK_URL names its database).",
+            "The handler returned, and the sink knows nothing of the message: its effect is not there, or it was stored without the sink.",
+            (_RUNS, _BODY),
+            "Does every handler of this stream use the sink? Was the database restored from a copy? Then send the message again: usher send.",
+        ),
+        Check(
             "dead_and_done",
             Severity.BAD,
             "A message is done, or it is a dead letter; never both.",

@@ -34,14 +34,14 @@ _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
 #: Facts of the past: the log that they are in does not change.
 _OF_THE_LOG = (
     *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell"),
-    *("times_impossible", "run_unreadable", "effect_twice", "dead_and_done"),
+    *("times_impossible", "run_unreadable", "effect_twice", "effect_missing", "dead_and_done"),
 )
 
 
 @dataclass(frozen=True)
 class AuditPlan:
     """What to audit. ``settle_s``: wait before the second look, so that what is under way has ended; ``run_log_length``: as the consumers
-    have it, to know on old Redis whether the log was capped."""
+    have it, to know on old Redis whether the log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone."""
 
     url: str
     streams: tuple[str, ...]
@@ -50,6 +50,8 @@ class AuditPlan:
     limits: Limits
     settle_s: float
     run_log_length: int
+    sink_url: str = ""
+    sink: str = "default"
 
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.group)
@@ -68,6 +70,7 @@ class Audit:
         self.pending = pending_proof.PendingFigures()
         self.runs = run_proof.RunFigures()
         self._reading_s = 0.0
+        self._open: list[str] = []  # what could not be said
 
     def run(self) -> Report:
         started_ns = time.time_ns()
@@ -95,7 +98,7 @@ class Audit:
         self._progress("reading the pending lists")
         can_prove_losses = any(one.run_first is not None for one in facts)
         pending = self._keep(self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group"))
-        began_s = time.monotonic()
+        began_s = time.monotonic()  # until every entry is read, on disk, and counted; starting the Python workers is part of it
         self.pending = pending_proof.count_pending(pending)
         self._reading_s = time.monotonic() - began_s
         members = self._members()
@@ -126,6 +129,19 @@ class Audit:
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
         run_proof.check_losses(pending, runs, self._dead_letters(facts), facts, self.runs, self._suspects)
+        if self._plan.sink_url:
+            self._prove_effects(runs)
+
+    def _prove_effects(self, runs: DataFrame) -> None:
+        """After the run log was read: what is in it was stored before."""
+        try:
+            from master.audit import effects
+        except ImportError as missing:
+            raise StartRefused("USHER_AUDIT_SINK_URL needs SQLAlchemy: pip install 'usher-streams[sql]'") from missing
+        self._progress("looking for effects in the sink")
+        plan = self._plan
+        told = effects.check_stored(runs, self._read("redis_stream"), plan.sink_url, plan.sink, plan.limits.clocks_ms, self._suspects)
+        self._open += [told] if told else []
 
     def _floor_now(self, facts: StreamFacts) -> StreamFacts:
         """The facts with the run log's beginning as it is now: it may have been cut while it was read."""
@@ -193,7 +209,7 @@ class Audit:
 
     def _report(self, started_ns: int, facts: Sequence[StreamFacts], found: list[Found]) -> Report:
         runs, pending = self.runs, self.pending
-        sentences: list[str] = []
+        sentences: list[str] = list(self._open)
         for one in facts:
             sentences += unproven(one, runs.first_known.get(one.stream), runs.skipped_order.get(one.stream, 0), runs.before_known.get(one.stream, 0))
         sentences += [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -20,10 +22,10 @@ _TITLES = {
     "entries": "entries in the streams",
     "dead_letters": "dead letters",
     "executions": "executions in the run log",
-    "unsuccessful": "of these not successful",
-    "crashed": "of these ended by a crash",
+    "unsuccessful": "executions not successful",
+    "crashed": "executions ended by a crash",
     "repeated": "started again under a new owner",
-    "succeeded_again": "succeeded twice by that, as is allowed",
+    "succeeded_again": "done twice by that (allowed)",
     "execution_p50_ms": "an execution takes, median",
     "execution_p99_ms": "an execution takes, 99 %",
     "slowest_recovery_ms": "slowest recovery",
@@ -38,11 +40,16 @@ def render(report: Report) -> str:
         report=report,
         began=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(report.started_ms / 1000)),
         figures=shown_figures(report),
-        found=document(report)["findings"],
-        checks=len(CHECKS),
+        found=[one | {"known": _known(one["examples"])} for one in document(report)["findings"]],
+        checks=list(CHECKS.values()),
         charts=plots.charts(report),
         lines=plots.lines(report),
     )
+
+
+def _known(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What at least one of the examples has: a finding about owners has no entries."""
+    return [name for name in ("id", "ticket", "owner") if any(example[name] for example in examples)]
 
 
 def shown_figures(report: Report) -> list[tuple[str, str]]:

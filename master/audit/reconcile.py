@@ -84,7 +84,10 @@ def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
         ).all()
     found = []
     for name, its_stream, last_id, version, stored in rows:
-        state = stored if isinstance(stored, dict) else orjson.loads(stored or "{}")
+        try:
+            state = stored if isinstance(stored, dict) else orjson.loads(stored or "{}")
+        except orjson.JSONDecodeError as unreadable:
+            raise StartRefused(f"--states-url: the state of {name} in consumer_states is no JSON: {unreadable}") from unreadable
         found.append(ConsumerState(name, its_stream, last_id, version, state, number_of(state.get(key))))
     return found
 

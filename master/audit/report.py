@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.keys import Keys
 from master.audit.findings import CHECKS, Found, Severity, commands, in_order, repair
+
+#: Names of streams in a summary.
+_LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -86,18 +89,24 @@ def _found(report: Report, one: Found) -> dict[str, Any]:
     }
 
 
-def summary(report: Report) -> dict[str, Any]:
-    """What is stored in Redis for pages and metrics: small, whatever was found."""
-    counts: dict[str, int] = {}
-    for one in report.found:
-        counts[one.check.name] = counts.get(one.check.name, 0) + one.count
+def summary(report: Report, stream: str) -> dict[str, Any]:
+    """What is stored in Redis beside ``stream`` for pages and metrics: small, whatever was found.
+
+    ``verdict``, ``findings``, ``severities`` and ``examples`` (the first one of each check) are of this stream; the figures are of the whole run.
+    """
+    found = in_order([one for one in report.found if one.stream == stream])
+    mine = replace(report, found=tuple(found))
+    severities = {severity.value: sum(one.count for one in found if one.check.severity is severity) for severity in Severity}
     names = ("pending", "executions", "oldest_age_ms", "tickets_pending", "repeated")
     return {
         "run": report.run,
         "started_ms": report.started_ms,
         "seconds": report.seconds,
-        "verdict": report.verdict,
-        "findings": counts,
+        "streams": list(report.streams[:_LISTED]),
+        "verdict": mine.verdict,
+        "findings": {one.check.name: one.count for one in found},
+        "severities": severities,
+        "examples": [_found(report, one) | {"examples": _found(report, one)["examples"][:1]} for one in found],
         "unproven": len(report.unproven),
         **{name: report.figures.get(name) for name in names},
     }

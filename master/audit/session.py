@@ -68,7 +68,10 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
         source.register(running)
         yield running
         return
-    place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as unusable:
+        raise StartRefused(f"USHER_AUDIT_DIR: the folder {place.folder} cannot be used: {unusable}") from unusable
     _prepare(place, environ)
     log = place.folder / "spark.log"
     try:

@@ -15,7 +15,9 @@ _LEASES = 3
 class AuditSettings(CommonSettings):
     """Everything that can be set on an audit."""
 
-    audit_streams: str = Field("", description="Ticket streams to audit, comma separated. Empty: the one that USHER_TICKET_STREAM works on.")
+    audit_streams: str = Field(
+        "", description="Ticket streams to audit, comma separated, or patterns (tickets:*). Empty: the one that USHER_TICKET_STREAM works on."
+    )
     audit_dir: str = Field("", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR.")
     audit_every_minutes: float = Field(60.0, ge=0.1, le=43_200, description="Time between audits with --schedule.")
     audit_settle_seconds: float = Field(1.0, ge=0, le=600, description="Wait before the second look at suspects.")
@@ -26,11 +28,14 @@ class AuditSettings(CommonSettings):
     audit_memory_mib: int = Field(1024, ge=512, le=1_048_576, description="Heap of the audit's JVM in MiB; what does not fit goes to disk.")
     audit_spark_master: str = Field("local[*]", description="Where Spark runs: local[N], or spark://host:7077.")
     audit_py_files: str = Field("", description="Zip with common and master for executors on other machines.")
+    audit_sink_url: str = Field("", description="SQLAlchemy URL of a SqlSink: what is done must have its effect there. Empty: not looked at.")
+    audit_sink_name: str = Field("default", min_length=1, description="The name of that SqlSink.")
     max_attempts: int = Field(5, ge=1, le=1000, description="As the consumers have it: more counted attempts are a finding.")
     run_log_length: int = Field(10_000, ge=0, le=10_000_000, description="As the consumers have it, to know whether the run log was capped.")
 
     @property
     def streams(self) -> tuple[str, ...]:
+        """As they are set, patterns included."""
         return tuple(name.strip() for name in self.audit_streams.split(",") if name.strip()) or (self.work_stream,)
 
     @property

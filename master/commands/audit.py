@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from common.settings import load, options
 from master.audit.findings import CHECKS
 from master.audit.session import SparkPlace, spark_session
 from master.audit.settings import AuditSettings
+from master.audit.streams import expand, is_pattern
 from master.commands.archive import archive, reconcile, telling
 from master.commands.looking import console, print_json, table
 
@@ -40,17 +42,20 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
     and the history lie in USHER_AUDIT_DIR.""",
 )
 @_JSON
+@click.option("--streams", metavar="NAMES", help="Streams to audit in one run, comma separated; patterns too, as in orders,tickets:*.")
 @click.option("--schedule", is_flag=True, help="Audit again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped.")
 @options(AuditSettings)
-def audit(flags: dict[str, Any], as_json: bool, schedule: bool) -> None:
-    settings = load(AuditSettings, os.environ, flags)
-    called = click.get_current_context().invoked_subcommand
-    click.get_current_context().obj = settings
-    if called is not None:
-        return
-    if schedule:
+def audit(flags: dict[str, Any], as_json: bool, streams: str | None, schedule: bool) -> None:
+    settings = load(AuditSettings, os.environ, flags if streams is None else flags | {"audit_streams": streams})
+    context = click.get_current_context()
+    if schedule and context.invoked_subcommand is None:
         _schedule(settings.audit_every_minutes * 60)
-    sys.exit(_once(settings, as_json))
+    if any(map(is_pattern, settings.streams)) and context.invoked_subcommand != "checks":
+        found = expand(resolve_redis_url(settings), settings.streams, settings.group)
+        settings = settings.model_copy(update={"audit_streams": ",".join(found)})
+    context.obj = settings
+    if context.invoked_subcommand is None:
+        sys.exit(_once(settings, as_json))
 
 
 def _once(settings: AuditSettings, as_json: bool) -> int:
@@ -90,12 +95,18 @@ def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str]
     from master.audit.report import summary
 
     plan = AuditPlan(
-        url, settings.streams, settings.group, settings.audited_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length
-    )
+        url, settings.streams, settings.group, settings.audited_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length,
+        settings.audit_sink_url, settings.audit_sink_name,
+    )  # fmt: skip
     report = Audit(spark, plan, tell).run()
     for stream in settings.streams:
-        _with_link(near(url, stream), lambda link, keys: link.call("SET", keys.audit, orjson.dumps(summary(report))), Keys(stream, settings.group))
+        told = orjson.dumps(summary(report, stream))
+        _with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
     return report
+
+
+def _store(told: bytes, link: Link, keys: Keys) -> None:
+    link.call("SET", keys.audit, told)
 
 
 def _is_small(settings: AuditSettings, url: str) -> bool:

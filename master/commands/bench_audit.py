@@ -24,7 +24,7 @@ from master.audit import bench
 @click.option("--executions", type=click.IntRange(min=0), default=0, show_default=True, help="Instead of pending entries: executions to prove.")
 @click.option("--streams", type=click.IntRange(1, 64), default=4, show_default=True, help="Ticket streams.")
 @click.option("--payload", type=click.IntRange(min=0), default=20, show_default=True, help="Bytes of payload per entry.")
-@click.option("--cores", default="2", show_default=True, help="Cores for Spark; several, comma separated, are measured one after the other.")
+@click.option("--cores", default="2", show_default=True, help="Cores that the audit may use; of several (1,2) each is measured on the same data.")
 @click.option("--memory-mib", type=click.IntRange(min=512), default=1024, show_default=True, help="Heap of the JVM.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def audit(entries: int, executions: int, streams: int, payload: int, cores: str, memory_mib: int, as_json: bool) -> None:

@@ -31,7 +31,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     "and nothing is cut before somebody has looked."
 )
 @click.option("--apply", is_flag=True, help="Cut. Without it nothing is changed.")
-@click.option("--archived", "archived_only", is_flag=True, help="Cut only what is archived, so nothing where no archive is kept.")
+@click.option("--archived-only", "--archived", "archived_only", is_flag=True, help="Cut only what is archived, so nothing where no archive is kept.")
 @click.option("--keep", metavar="DURATION", help="Keep what is younger than this, e.g. 90m, 24h, 7d.")
 @click.option("--forget", metavar="NAME", help="Remove the checkpoint of a log consumer that is no more, and end.")
 @click.option("--forget-group", metavar="NAME", help="Remove the saved position of a group that is no more, and end.")

@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(_HERE):
             if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(300))
+                item.add_marker(pytest.mark.timeout(1200))
             if item.get_closest_marker("slow") and "slow" not in config.getoption("markexpr", ""):
                 item.add_marker(pytest.mark.skip(reason="takes minutes: pytest -m slow tests/audit"))
 

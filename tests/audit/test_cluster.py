@@ -82,7 +82,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2400)
 def test_spark_submit_on_two_workers_finds_the_same(
     cluster: tuple[str, dict[str, str]], spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
@@ -110,7 +110,7 @@ def test_spark_submit_on_two_workers_finds_the_same(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=2000,
         check=False,
     )
     assert done.returncode == 1, done.stderr[-4000:]

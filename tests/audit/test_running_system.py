@@ -22,7 +22,7 @@ _RECORDS = 1_000_000
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("audits", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, redis_url: str, audits: int) -> None:
     from master.audit.job import Audit, AuditPlan

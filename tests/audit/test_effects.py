@@ -1,0 +1,74 @@
+"""The run log against what a SQL sink has stored: done means stored."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from common.errors import StartRefused
+from common.redis_client import Link
+from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
+
+pytest.importorskip("sqlalchemy", reason="pip install 'usher-streams[sql]'")
+from consumer.sinks.sql import SqlSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LONG = "u" * 300
+
+
+class Done(NamedTuple):
+    """A message, as a sink looks at it."""
+
+    ticket_id: str
+    uid: str
+    fence: int = 5
+
+
+def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+    from master.audit.job import Audit, AuditPlan
+
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    sink = SqlSink(url)
+    sink.create_tables()
+    for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4")):
+        with sink.transaction(done):
+            pass
+    with sqlite3.connect(tmp_path / "shop.db") as sql:
+        sql.execute("UPDATE usher_uids SET at_s = at_s - 3600")
+    sql.close()
+    seeder = Seeder(link, "s")
+    sent = (("1-1", "a"), ("2-1", "a", "order-2"), ("3-1", "a", _LONG), ("4-1", "a", "order-4"), ("5-1", "a", "failed"), ("6-1", "c"))
+    for entry_id, ticket, *uid in (*sent, ("7-1", "old", "pruned")):
+        link.call("XADD", "s", entry_id, "ticket_id", ticket, *(["uid", *uid] if uid else []))
+    seeder.read()
+    seeder.over(*(f"{n}-1" for n in range(1, 8)))
+    two_hours_ago = int(time.time() - 7200) * 1000
+    seeder.ran("c1:1", ("7-1", "old", 5, 1, 2), record=f"{two_hours_ago}-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 5, n * 10, n * 10 + 5) for n in range(1, 5)), ("5-1", "a", 5, 60, 70, "gave_up"), ("6-1", "c", 5, 1, 2))
+    report = Audit(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
+    assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
+    assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], "of another ticket; of none"
+
+
+def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    from master.audit.effects import check_stored, oldest_s
+
+    nothing: Any = None  # it is asked first, before anything is read
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL: .*no such table"):
+        check_stored(nothing, nothing, url, "default", 0, nothing)
+    sink = SqlSink(url, "mine")
+    sink.create_tables()
+    with sink.transaction(Done("a", "1-1")):
+        pass
+    assert oldest_s(url, "mine") is not None
+    assert "the sink default has stored nothing" in check_stored(nothing, nothing, url, "default", 0, nothing)
+    with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL cannot be used"):
+        oldest_s("nonsense", "default")
