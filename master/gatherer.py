@@ -91,8 +91,9 @@ class Gatherer(Service):
     def hold(self, shards: frozenset[int]) -> None:
         """These shards are ours."""
         with self._lock:
-            self._rounds.hold(shards)
-        self.wake()
+            has_more = self._rounds.hold(shards)
+        if has_more:
+            self.wake()
 
     def mine(self) -> list[bytes]:
         """The sources of our shards."""

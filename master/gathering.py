@@ -34,7 +34,7 @@ class Gathering:
 
     def __init__(self, settings: MasterSettings, sources: Sources, keys: Keys, redis_url: str, make_link: Callable[[str], Link]) -> None:
         self.url = settings.advertise_url
-        self._setting = settings.ticket_stream
+        self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field} per {settings.ticket_scope})"
         holder = uuid.uuid4().hex[:12]
         plan = GatherPlan(settings.ticket_field, settings.ticket_scope, settings.batch_size)
         self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)

@@ -62,24 +62,9 @@ def many_streams(
 ) -> dict[str, Any]:
     """One run: the same messages of the same tickets, first in one ticket stream, then in ``streams``, all there before the clock starts."""
     names = zipf_tickets(messages, tickets, _SEED)
-    seconds: list[float] = []
-    for count in (1, streams):
-        with new_rig(durable, environ, count) as (rig, _):
-            last_id = rig.fill(names, b"x" * payload)
-            rig.stream.create_group(b"0-0")
-            given = {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0", "USHER_TICKET_SCOPE": "group"}
-            rig.start_programs(consumers, "common.bench.handlers:noop", given)
-            cpu_before = rig.cpu()
-            rig.release()
-            rig.wait_until_begun()
-            began = time.monotonic()
-            rig.wait_until_done(last_id, _PATIENCE_S)
-            seconds.append(time.monotonic() - began)
-            cpu_after = rig.cpu()
-            if rig.link.call("XLEN", rig.keys.dead):
-                raise BenchFailed("messages became dead letters")
-            rss, version = rig.rss(), rig.redis_version()
-    one_s, many_s = seconds
+    given = {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0", "USHER_TICKET_SCOPE": "group"}
+    one = _drained(1, names, payload, consumers, durable, environ, given)
+    many = _drained(streams, names, payload, consumers, durable, environ, given)
     return {
         "messages": messages,
         "tickets": tickets,
@@ -88,14 +73,33 @@ def many_streams(
         "consumers": consumers,
         "appendonly": durable,
         "run_log": run_log,
-        "messages_per_second": round(messages / many_s, 1),
-        "one_stream_per_second": round(messages / one_s, 1),
-        "ratio": round(one_s / many_s, 4),
-        "seconds": round(many_s, 3),
-        "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
-        "rss_mib": rss,
-        "redis": version,
+        "messages_per_second": round(messages / many["seconds"], 1),
+        "one_stream_per_second": round(messages / one["seconds"], 1),
+        "ratio": round(one["seconds"] / many["seconds"], 4),
+        "one_stream_cpu_seconds": one["cpu_seconds"],
+        **many,
     }
+
+
+def _drained(
+    streams: int, names: list[bytes], payload: int, consumers: int, durable: bool, environ: Mapping[str, str], given: dict[str, str]
+) -> dict[str, Any]:
+    """How long, and with what, the system takes for messages that are there, in so many streams."""
+    with new_rig(durable, environ, streams) as (rig, _):
+        last_id = rig.fill(names, b"x" * payload)
+        rig.stream.create_group(b"0-0")
+        rig.start_programs(consumers, "common.bench.handlers:noop", given)
+        cpu_before = rig.cpu()
+        rig.release()
+        rig.wait_until_begun()
+        began = time.monotonic()
+        rig.wait_until_done(last_id, _PATIENCE_S)
+        seconds = time.monotonic() - began
+        cpu_after = rig.cpu()
+        if rig.link.call("XLEN", rig.keys.dead):
+            raise BenchFailed("messages became dead letters")
+        spent = {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after}
+        return {"seconds": round(seconds, 3), "cpu_seconds": spent, "rss_mib": rig.rss(), "redis": rig.redis_version()}
 
 
 def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def judge_gathering(facts: Facts) -> Iterator[Finding]:
         yield Finding("sources", Severity.WARN, told, "nothing is gathered: no master runs", "start `usher master` with this USHER_TICKET_STREAM")
     elif len({master["setting"] for master in seen["masters"]}) > 1:
         means = "masters of one group disagree on what to gather: streams that only some of them know wait where others have their shard"
-        yield Finding("sources", Severity.BAD, told, means, "give all masters the same USHER_TICKET_STREAM, or another USHER_GROUP")
+        do = "give all masters the same USHER_TICKET_STREAM, USHER_TICKET_FIELD and USHER_TICKET_SCOPE, or another USHER_GROUP"
+        yield Finding("sources", Severity.BAD, told, means, do)
     else:
         yield Finding("sources", Severity.OK, told, "they are gathered into the work stream")
     yield from _troubles(seen["troubles"])

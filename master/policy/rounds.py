@@ -53,11 +53,10 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """One call: these sources, and at most ``quantum`` entries of each. ``looks``: those of them that nobody said anything of."""
+    """One call: these sources, and at most ``quantum`` entries of each."""
 
     sources: tuple[bytes, ...]
     quantum: int
-    looks: frozenset[bytes] = frozenset()
 
 
 class _Queue:
@@ -133,13 +132,15 @@ class Rounds:
                 self._swept.discard(source)
                 self._news.add(source)
 
-    def hold(self, shards: frozenset[int]) -> None:
-        """These shards are ours now; what is in new ones is looked at."""
+    def hold(self, shards: frozenset[int]) -> bool:
+        """These shards are ours now; what is in new ones is looked at. Whether there are any."""
         taken, self._shards = shards - self._shards, shards
+        self.troubles = {source: told for source, told in self.troubles.items() if shard_of(source) in shards}
         if taken:
             for source, shard in self._known.items():
                 if shard in taken:
                     self._looks.add(source)
+        return bool(taken)
 
     def look_at_all(self) -> None:
         """Look at everything once: something was said that we did not hear."""
@@ -160,7 +161,7 @@ class Rounds:
             sources = dict.fromkeys(source for source in (*news, *looks) if self._known.get(source) in self._shards)
             if sources:
                 quantum = max(_SMALLEST_QUANTUM, min(_LARGEST_QUANTUM, self._batch // waiting))
-                return Turn(tuple(sources), quantum, frozenset(looks).difference(news))
+                return Turn(tuple(sources), quantum)
         return None
 
     def answered(self, turn: Turn, told: Sequence[Told], is_listed: frozenset[bytes] = frozenset()) -> list[bytes]:

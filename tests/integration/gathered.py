@@ -18,10 +18,10 @@ HOLDER = "m1"
 class Gathered:
     """Sources of the group ``g``, gathered into ``keys.stream``."""
 
-    def __init__(self, link: Link, scope: str = "stream") -> None:
+    def __init__(self, link: Link, scope: str = "stream", stream: str = "usher:{g}") -> None:
         self.link = link
         self.scripts = ScriptRunner(link)
-        self.keys = Keys("usher:{g}", "g")
+        self.keys = Keys(stream, "g")
         self.stream = TicketStream(link, self.keys)
         self._scope = scope
         self.share()

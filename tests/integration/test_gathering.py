@@ -6,10 +6,12 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.embedded import resolve_redis_url
 from common.keys import Keys
 from common.redis_client import Link
 from common.source_status import SourcesReader
@@ -20,6 +22,7 @@ from master.settings import MasterSettings
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.proxy import Proxy
+from tests.topologies import Cluster
 
 
 @pytest.fixture
@@ -262,3 +265,17 @@ def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: 
     seen = reader.overview()
     assert seen["masters"] == [] and seen["lag"] == 2
     assert seen["worst"] == [{"source": "a", "lag": 2, "lag_is_exact": True, "master": ""}]
+
+
+def test_in_a_cluster_streams_with_one_hash_tag_are_gathered(tmp_path_short: Path) -> None:
+    with Cluster(tmp_path_short) as cluster:
+        settings = MasterSettings(redis_url=cluster.url, ticket_stream="orders{t},t{t}:*", group="g")
+        url = resolve_redis_url(settings)
+        with contextlib.closing(Link(url, "test")) as link:
+            world = Gathered(link, stream=settings.work_stream)
+            link.call("DEL", world.keys.shares)
+            sent = {name: world.send(name) for name in ("orders{t}", "t{t}:1", "t{t}:2")}
+            with running(url, settings.ticket_stream):
+                until(lambda: world.all_moved() == sent)
+                sent["t{t}:3"] = world.send("t{t}:3")
+                until(lambda: world.all_moved() == sent)

@@ -8,7 +8,7 @@ from common.attempts import NEVER, Attempts
 from common.clock import now_s
 from common.errors import MessageUndecodable
 from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value, ticket_text, unkeyed_ticket
-from consumer.context import Message, OwnLease
+from consumer.context import Message, OwnLease, message_type
 from consumer.journal import Journal
 
 FLAT = [b"ticket_id", b"42", b"text", "h\u00e9".encode(), b"uid", b"order-7", b"body", b'{"a": 1}']
@@ -45,6 +45,17 @@ class TestTicket:
             check_ticket(unkeyed_ticket(b"5-1"))
         assert (ticket_text(unkeyed_ticket(b"5-1")), ticket_text("t\u00fc".encode())) == ("", "t\u00fc")
         assert Message(unkeyed_ticket(b"5-1"), b"5-1", 9, [], OwnLease(10.0, now_s())).ticket_id == ""
+        gathered = message_type("usher:{g}", is_gathered=True)
+        assert gathered(unkeyed_ticket(b"5-1"), b"5-1", 9, [b"usher_from", b"1-1 0 s"], OwnLease(10.0, now_s())).ticket_id == ""
+
+    def test_it_knows_its_stream(self) -> None:
+        message = message_type("orders", is_gathered=False)(b"42", b"5-1", 9, [b"usher_from", b"1-1 0 s"], OwnLease(10.0, now_s()))
+        assert (message.source, message.source_id, message.uid, message.scoped_ticket_id) == ("orders", "5-1", "5-1", "42")
+        assert message.fields == {"usher_from": "1-1 0 s"}, "a field like any other where nothing is gathered"
+
+    def test_a_gathered_one_without_its_body_still_has_a_ticket(self) -> None:
+        message = message_type("usher:{g}", is_gathered=True)(b"s/42", b"5-1", 9, None, OwnLease(10.0, now_s()))
+        assert (message.ticket_id, message.source, message.source_id, message.fields) == ("s/42", "usher:{g}", "5-1", {})
 
 
 class TestFields:

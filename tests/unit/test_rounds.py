@@ -31,7 +31,7 @@ def taken(of: Rounds) -> Turn:
 def test_what_is_found_is_looked_at_once_and_then_nothing_waits() -> None:
     of = rounds(b"a", b"b")
     turn = taken(of)
-    assert turn.sources == (b"a", b"b") and turn.looks == {b"a", b"b"}
+    assert turn.sources == (b"a", b"b")
     of.answered(turn, [told(Outcome.OVER)] * 2)
     assert of.take() is None
     assert of.found([b"a"]) == 0 and of.take() is None
@@ -120,6 +120,10 @@ def test_troubles_are_told_by_source_until_they_are_over() -> None:
     of.changed([b"a"])
     of.answered(taken(of), [told(Outcome.OVER, 1)])
     assert of.troubles == {}
+    of.changed([b"a"])
+    of.answered(taken(of), [told(Outcome.NOT_A_STREAM)])
+    of.hold(frozenset())
+    assert of.troubles == {}, "it is another master's to tell"
 
 
 @given(

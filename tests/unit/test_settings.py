@@ -105,7 +105,7 @@ def test_the_state_folder_is_in_the_home_of_the_user(monkeypatch: pytest.MonkeyP
     lease=st.floats(0.5, 3600),
     batch=st.integers(1, 2000),
     insecure=st.booleans(),
-    stream=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="{}"), min_size=1, max_size=50),
+    stream=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="{},*?"), min_size=1, max_size=50),
 )
 def test_what_is_handed_to_a_child_program_reads_back_the_same(lease: float, batch: int, insecure: bool, stream: str) -> None:
     settings = MasterSettings(lease_seconds=lease, batch_size=batch, insecure=insecure, ticket_stream=stream, state_dir=Path("/x y"))
