@@ -52,7 +52,7 @@ COMMANDS: dict[str, Listed] = {
     "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),
     "streamer": Listed("master.commands.streamer:streamer", "Run the streamer of an outbox: committed rows become messages."),
     "log": Listed("master.commands.log:log", "Browse the stream by id or time."),
-    "trim": Listed("master.commands.trim:trim", "Cut what no reader of the stream needs any more; shows it first."),
+    "trim": Listed("master.commands.trim:trim", "Cut what no reader of the stream needs; shows it first."),
     "init-deploy": Listed("common.commands.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."),
     "bench": Listed("common.commands.bench:bench", "Measure throughput and latency on this machine."),
 }

@@ -25,6 +25,8 @@ ROLES = ("redis", "master", "consumer")
 AROUND_DRAIN_S = 12
 _OTHERS_STOP_S = 20
 _SECRET, _PLAIN, _RUN = 0o600, 0o644, 0o755
+#: Users of Redis with no more rights than each kind of program needs.
+_USERS = DEPLOY / "users.acl"
 #: Copied as they are.
 _COPIES = ("runbook.md", "alerts.yml", "grafana.json")
 
@@ -109,6 +111,8 @@ class Host:
         made |= {name: ((DEPLOY / name).read_text("utf-8"), _PLAIN) for name in _COPIES if (DEPLOY / name).is_file()}
         if "redis" in self.roles:
             made["redis.conf"] = (self._redis_conf(), _SECRET)
+            if _USERS.is_file():  # not in force before their passwords are chosen, as its head says
+                made[_USERS.name] = (_USERS.read_text("utf-8"), _SECRET)
         return made
 
     def again(self) -> str:
@@ -140,6 +144,7 @@ class Host:
             "consumer_stop_seconds": self.consumer_stop_seconds,
             "drain_seconds": f"{self.drain_seconds:g}",
             "has_redis": "redis" in self.roles,
+            "has_users": "redis" in self.roles and _USERS.is_file(),
             "host": self.address,
             "redis_port": urlsplit(self.redis_url).port,
             "handler": self.settings.get("USHER_HANDLER", "shop.orders:handle"),

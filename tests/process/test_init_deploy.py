@@ -10,9 +10,8 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, process
 
 pytestmark = pytest.mark.process
 
-_HANDLER = """
+FILES = {"shop.py": """
 import pathlib
 from consumer import GiveUp, RetryLater
 def handle(message):
@@ -35,7 +34,7 @@ def handle(message):
         raise RetryLater(after_s=0.5)
     with open("handled", "a") as out:
         out.write(message.ticket_id + " " + message.fields["text"] + chr(10))
-"""
+"""}
 
 
 class HostFolder:
@@ -73,18 +72,6 @@ class HostFolder:
         return self.process.wait(90)
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A short folder (for sockets) of one test; at its end nothing that was started in it lives."""
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        folder = Path(name)
-        (folder / "shop.py").write_text(_HANDLER)
-        yield folder
-        left = processes_of(folder)
-        kill_all_of(folder)
-        assert not left
-
-
 def _handled(host: HostFolder) -> list[str]:
     path = host.folder / "handled"
     return path.read_text().splitlines() if path.exists() else []
@@ -107,8 +94,8 @@ def one_host(home: Path, **environ: str) -> HostFolder:
     return HostFolder(home, "one", *words, **{"USHER_LEASE_SECONDS": "3", **environ})
 
 
-def test_a_folder_for_everything_runs_and_drains(home: Path) -> None:
-    host = one_host(home)
+def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
+    host = one_host(folder)
     modes = {name: stat.S_IMODE((host.folder / name).stat().st_mode) for name in ("usher.env", "redis.conf", "state", "start")}
     assert modes == {"usher.env": 0o600, "redis.conf": 0o600, "state": 0o700, "start": 0o755}
     secrets = {host.settings["USHER_API_TOKEN"], host.settings["USHER_REDIS_URL"].partition("://default:")[2].partition("@")[0]}
@@ -131,17 +118,17 @@ def test_a_folder_for_everything_runs_and_drains(home: Path) -> None:
     until(lambda: _handled(host) == ["7 hello"], 30, "the message is handled")
     assert host.stop() == 0
     assert "drained" in host.logs()
-    assert not processes_of(home)
+    assert not processes_of(folder)
 
 
-def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(home: Path) -> None:
+def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> None:
     ports = _ports(2), _ports(2), _ports(1)
     masters = f"http://127.0.0.1:{ports[0]},http://127.0.0.2:{ports[1]}"
     settings = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_HEALTH_HOSTS": "127.0.0.0/8"}
     redis = ("--role", "redis", "--role", "master", "--redis-port", str(ports[0] + 1))
-    first = HostFolder(home, "a", *redis, "--masters", masters, **settings)
+    first = HostFolder(folder, "a", *redis, "--masters", masters, **settings)
     second_words = ("--role", "master", "--role", "consumer", "--host", "127.0.0.2", "--health-port", str(ports[2]), "--consumers", "1")
-    second = HostFolder(home, "b", *second_words, "--handler", "shop:handle", **{**first.settings, **settings})
+    second = HostFolder(folder, "b", *second_words, "--handler", "shop:handle", **{**first.settings, **settings})
     assert second.settings["USHER_API_TOKEN"] == first.settings["USHER_API_TOKEN"]
     url = first.settings["USHER_REDIS_URL"]
     second.start()  # first, as it may happen: it waits
@@ -154,7 +141,7 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(home: Path) -> No
     _send(url, "8", "still")
     until(lambda: _handled(second) == ["7 hello", "8 still"], 60, "the other master leads")
     assert "127.0.0.2-1" in second.sh("usher consumers list")
-    kill_all_of(home)
+    kill_all_of(folder)
     second.process.wait(10)
     first.process.wait(10)
 
@@ -185,9 +172,9 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_command_of_the_runbook(home: Path) -> None:
+def test_every_command_of_the_runbook(folder: Path) -> None:
     """Block after block, each on a system in the state that it is about; and at the end all messages are handled."""
-    host = one_host(home)
+    host = one_host(folder)
     url = host.settings["USHER_REDIS_URL"]
     host.start()
     cli = 'redis-cli --no-auth-warning -u "$USHER_REDIS_URL"'
@@ -233,24 +220,24 @@ def test_every_command_of_the_runbook(home: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_installed_wheel_writes_the_folder_too(home: Path) -> None:
+def test_an_installed_wheel_writes_the_folder_too(folder: Path) -> None:
     """As `pip install` gives it, without the checkout: the files of deploy/ are in the wheel."""
     tree = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, tree.decode().split("\0")):
         if (ROOT / name).is_file() and not name.startswith("tests/"):
-            (home / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, home / "tree" / name)
+            (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "tree" / name)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("USHER_", "PYTHON"))}
 
     def run(*words: str | Path) -> None:
-        done = subprocess.run(words, env=environ, cwd=home, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, env=environ, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", home / "wheels", home / "tree")
-    shutil.rmtree(home / "tree")
-    (wheel,) = (home / "wheels").iterdir()
-    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", home / "site", wheel)
-    environ["PYTHONPATH"] = str(home / "site")
-    run(sys.executable, home / "site" / "common" / "launch.py", "init-deploy", home / "made")
-    assert {file.name for file in (home / "made").iterdir()} >= {"supervisord.conf", "usher.env", "redis.conf", "runbook.md", "alerts.yml", "start"}
-    assert str(home / "site") in (home / "made" / "supervisord.conf").read_text()
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder / "wheels", folder / "tree")
+    shutil.rmtree(folder / "tree")
+    (wheel,) = (folder / "wheels").iterdir()
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder / "site", wheel)
+    environ["PYTHONPATH"] = str(folder / "site")
+    run(sys.executable, folder / "site" / "common" / "launch.py", "init-deploy", folder / "made")
+    assert {file.name for file in (folder / "made").iterdir()} >= {"supervisord.conf", "usher.env", "redis.conf", "runbook.md", "alerts.yml", "start"}
+    assert str(folder / "site") in (folder / "made" / "supervisord.conf").read_text()

@@ -70,6 +70,16 @@ def test_a_redis_of_somebody_elses_is_used_and_not_run() -> None:
     assert "redis.conf" not in host.files()
 
 
+def test_users_of_redis_are_written_where_there_is_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy_folder, "_USERS", tmp_path / "users.acl")
+    assert "users.acl" not in planned().files()
+    (tmp_path / "users.acl").write_text("user default off\n")
+    files = planned().files()
+    assert files["users.acl"] == ("user default off\n", 0o600)
+    assert "| `users.acl` |" in files["README.md"][0]
+    assert "users.acl" not in planned("consumer", environ=_ELSEWHERE, masters="http://127.0.0.1:8700").files()
+
+
 def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:
     host = planned("consumer", environ=_ELSEWHERE, host="10.0.0.3", masters="http://10.0.0.1:8700,http://10.0.0.2:8700/")
     command = sections(host)["program:10.0.0.3-1"]["command"]
