@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +12,21 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from click.testing import CliRunner
 
+from common.cli import usher as usher_command
 from common.keys import Keys
 from common.redis_client import Link
 from common.streams import pairs
 from tests.process.crew import KEYS, Crew, Producer, out_of_order, overlaps
-from tests.process.machine import USHER, until
+from tests.process.machine import until
 
 pytestmark = pytest.mark.process
 
 FILES = {
     "slowly.py": """
 import json
-import subprocess
+import os
 import time
 from pathlib import Path
 from common.demo.handlers import record
@@ -245,6 +247,8 @@ def test_the_commands_do_the_same_and_need_no_master_for_it(crew: Crew, link: Li
 
 
 def usher(crew: Crew, *words: str, code: int = 0) -> str:
-    done = subprocess.run([*USHER, *words], env=crew._environ, cwd=crew._home, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-2000:])
-    return done.stdout if code != 2 else done.stderr
+    """A command, in this process: twenty programs would take their time."""
+    environ = {**dict.fromkeys((name for name in os.environ if name.startswith("USHER_")), None), **crew._environ}
+    done = CliRunner().invoke(usher_command, [*words], env=environ)
+    assert done.exit_code == code, (words, done.output, done.exception)
+    return done.output
