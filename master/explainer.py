@@ -79,7 +79,7 @@ class Explainer:
     def is_registered(self, name: str) -> bool:
         """Whether a consumer of that name is registered."""
         with self._lock:
-            return bool(self._link.call("HEXISTS", self._keys.consumers, name))
+            return self._link.call("HGET", self._keys.consumers, name) is not None
 
     def _read(self, ticket_id: str, ticket: bytes) -> dict[str, Any]:
         """All facts that Redis knows, as arguments of Facts, and the owner's health URL."""

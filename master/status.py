@@ -35,11 +35,12 @@ class StatusReader:
         self._lock = threading.Lock()
 
     def overview(self) -> dict[str, Any]:
-        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing and halted, dead letters."""
+        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing and halted, dead letters,
+        live rules."""
         with self._lock:
             keys = self._keys
-            length, tickets, dead, leader = self._link.pipeline(
-                [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader)]
+            length, tickets, dead, leader, rules = self._link.pipeline(
+                [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader), ("HLEN", keys.rules)]
             )
             epoch, _, holder = (leader or b"").decode().partition(" ")
             seen: dict[str, Any] = {
@@ -50,6 +51,7 @@ class StatusReader:
                 "entries": length,
                 "tickets": tickets,
                 "dead_letters": dead,
+                "rules": rules,
                 "time_ms": time.time_ns() // 1_000_000,
             }
             try:

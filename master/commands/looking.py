@@ -22,10 +22,8 @@ from master.dead_letters import DeadLetters
 from master.status import StatusReader
 
 #: Colours of the states of consumers and tickets.
-_STYLES = {
-    "live": "green", "draining": "yellow", "paused": "yellow", "returned": "yellow",
-    "revoked": "red", "lost": "red", "halted": "red", "unreadable": "red",
-}
+_YELLOW, _RED = ("draining", "paused", "returned"), ("revoked", "lost", "halted", "unreadable")
+_STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")
 
 
 @contextlib.contextmanager

@@ -67,6 +67,8 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         ("tickets in processing", f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"]),
         ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
     ]
+    if seen["rules"]:
+        facts.append(("rules", f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"))
     if seen["done_per_second"] is not None:
         facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
     parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]

@@ -96,7 +96,7 @@ class RuledHoldings(Holdings):
         if rule.action is Action.PAUSE:
             ticket.queued = True
             self._paused.append(ticket)
-        elif not ticket.running:  # else it comes again when its owner is done: letters are written in order
+        else:
             ticket.queued = True
             self._condemned[ticket.name] = ticket
         return 0
@@ -110,14 +110,17 @@ class RuledHoldings(Holdings):
     # ---- dead letters by rule ------------------------------------------------------------------------------------------------
 
     def condemned(self, most: int) -> list[Condemned]:
-        """Up to ``most`` ids of tickets that a rule makes dead letters of, each ticket's from its lowest one on."""
+        """Up to ``most`` ids of tickets that a rule makes dead letters of, each ticket's from its lowest one on. Those of which an owner still has
+        something wait until it is done: letters are written in order."""
         found: list[Condemned] = []
         for name, ticket in list(self._condemned.items()):
             rule = self.rules.of(name)
-            if rule is None or rule.action is not Action.DEAD_LETTER or ticket.standing is not Standing.OPEN or ticket.running or not ticket.parked:
+            if rule is None or rule.action is not Action.DEAD_LETTER or ticket.standing is not Standing.OPEN or not ticket.parked:
                 del self._condemned[name]
                 ticket.queued = False
                 self._queue(ticket)
+                continue
+            if ticket.running:
                 continue
             ids = [entry_id for entry_id, _ in zip(ticket.parked, range(most), strict=False)]
             found.append(Condemned(name, ticket.believed, ids, rule))

@@ -86,7 +86,7 @@ class Rule:
 
     def told(self) -> str:
         """For people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
-        does = {Action.PAUSE: "paused", Action.DEAD_LETTER: "made dead letters"}.get(self.action) or f"slowed to {self.rate_per_second:g}/s"
+        does = {Action.PAUSE: "paused", Action.DEAD_LETTER: "made dead letters"}.get(self.action) or f"slowed to {self.rate_per_second or 0:g}/s"
         of = self.target.value + (f" {self.value}" if self.target in (Target.PATTERN, Target.STREAM) else "")
         why = f": {self.reason}" if self.reason else ""
         return f"{does} by {self.who or 'somebody'}{why} (rule {self.id}, {of})"

@@ -16,11 +16,16 @@ from common.registration import Registration, name_of
 from common.scripts import ScriptRunner
 from common.streams import TicketStream, parse_record
 from consumer.owner_steps import Buried, Letter, OwnerSteps
+from master.actions import By
 from master.dead_letters import DeadLetters
-from master.leader_steps import Found, Freed, LeaderSteps, ParkedPage, TakenPage
+from master.leader_steps import Found, Freed, LeaderSteps, ParkedPage, RulesMoved, TakenPage
+from master.live_rules import LiveRules
 from master.policy.plans import HandOverPlan, HandOverReply
+from master.policy.ruled import Condemned
+from master.policy.rules import Action, Rule, Target, rule_id
 from tests.leader_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
+from tests.unit.test_ruled_model import RuledRedis, RuledWalk
 
 LEASE_MS = 600_000
 
@@ -204,6 +209,59 @@ class Mirror(RedisModel):
         assert real == super().read_parked()
         self._compare()
         return real
+
+
+class RuledMirror(Mirror, RuledRedis):
+    """The same with live rules."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._live = LiveRules(link, self._keys)
+
+    def change(self, target: Target, value: str, action: Action | None) -> None:
+        by = By("alice", "test")
+        if action is None:
+            self._live.lift(rule_id(target, value), by)
+        else:
+            self._live.set(Rule(target, value, action, 2.0 if action is Action.SLOW else None), by)
+        super().change(target, value, action)
+        assert {rule.id: (rule.target, rule.value, rule.action) for rule in self._live.read().rules} == {
+            chosen: (rule.target, rule.value, rule.action) for chosen, rule in self.rules.items()
+        }
+
+    def _know(self) -> None:
+        """The leader knows the rules of now, or others."""
+        self._steps.rules_version = self._live.read().version if self.known == self.version else b"0"
+
+    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+        self._know()
+        try:
+            return super().hand_over(plan)
+        except RulesMoved:
+            self._inside = False
+            assert self.known != self.version
+            raise
+
+    def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
+        self._bring_up_to_date()
+        self._know()
+        try:
+            real = self._steps.end_by_rule(condemned)
+        except RulesMoved:
+            self._inside = False
+            assert self.known != self.version
+            raise
+        assert real == super().end_by_rule(condemned)
+        self._compare()
+        return real
+
+
+@pytest.mark.parametrize("seed", [201, 202, 204, 206])
+def test_the_scripts_do_what_the_model_says_while_rules_change(link: Link, seed: int) -> None:
+    mirror = RuledMirror(link)
+    RuledWalk(seed, mirror).go(250)
+    assert mirror.calls > 50
+    assert mirror.letters
 
 
 @pytest.mark.parametrize("seed", range(100, 106))

@@ -15,6 +15,8 @@ from consumer.owner_steps import Letter
 from consumer.policy.quarantine import Left
 from consumer.predecessor import note_crash
 from master.leader_steps import LeaderSteps, Rejected
+from master.policy.ruled import Condemned
+from master.policy.rules import Action, Rule, Target
 from tests.integration.factories import LEASE_MS, Owner, World, plan
 
 _KEYS = ("stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "lease", "inbox")
@@ -47,6 +49,7 @@ _CALLS: dict[str, _Call] = {
     "hand_over": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1"]})),
     "hand_over, going on": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"T": [b"7-1"]}, {b"T": head})),
     "hand_over, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1", b"8-1"]})),
+    "end_by_rule": lambda w, leader, a, b, head: leader.end_by_rule([Condemned(b"W", b"", [b"7-1"], Rule(Target.TICKET, "W", Action.DEAD_LETTER))]),
     "take_back": lambda w, leader, a, b, head: leader.take_back(b.incarnation, 10),
     "free_tickets": lambda w, leader, a, b, head: leader.free_tickets("x:1", [b"U"]),
     "sweep": lambda w, leader, a, b, head: leader.sweep([a.incarnation], 0, b"0-0", 100),

@@ -73,7 +73,7 @@ class Api:
 
 @pytest.fixture
 def crew(folder: Path, link: Link) -> Iterator[Crew]:
-    environ = {"USHER_DEMO_WORK_MS": "1", "USHER_RECONCILE_SECONDS": "1", "USHER_TICKET_WINDOW": "20"}
+    environ = {"USHER_DEMO_WORK_MS": "1", "USHER_RECONCILE_SECONDS": "1", "USHER_TICKET_WINDOW": "20", "USHER_PARKED_LIMIT": "100"}
     with Crew(folder, link.url, **environ) as made:
         made.start(2, ["c1", "c2"], "slowly:handle")
         yield made
@@ -115,8 +115,9 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
     ids = send(link, *[{"ticket_id": f"N{number}"} for number in range(60)])
     crew.wait_until_handled(ids, within_s=30)
     assert {run.consumer for run in crew.executions() if run.stream_id in ids} == {other}
+    former = {row["incarnation"] for row in api.ask("GET", "/api/consumers")["consumers"]}
     crew.kill_worker(owner)
-    crew.until(lambda: len(crew.events("consumer_joined", "master")) >= 3, 30, f"{owner} is back")
+    crew.until(lambda: {row["incarnation"] for row in api.ask("GET", "/api/consumers")["consumers"]} - former, 30, f"{owner} is back")
     again = send(link, *[{"ticket_id": f"M{number}"} for number in range(60)])
     crew.wait_until_handled(again, within_s=30)
     assert {run.consumer for run in crew.executions() if run.stream_id in again} == {other}, "a drain holds for the name, not for one process"
@@ -189,6 +190,22 @@ def test_what_a_rule_slows_goes_at_its_rate_and_what_it_ends_becomes_dead_letter
     starts = [run.start_ns for run in crew.executions() if run.ticket == "S"]
     assert (starts[-1] - starts[0]) / 1e9 > 1.2, "25 at 10 a second, of which 10 may come at once"
     assert not {run.stream_id for run in crew.executions()} & set(doomed)
+    for wrong in (
+        {"target": "ticket", "value": "T", "action": "slow"},
+        {"target": "ticket", "value": "T", "action": "pause", "rate_per_second": 1.0},
+        {"target": "ticket", "value": "", "action": "pause"},
+        {"target": "everything", "value": "x", "action": "pause"},
+        {"target": "ticket", "value": "x" * 257, "action": "pause"},
+        {"target": "stream", "value": "another", "action": "pause"},
+        {"target": "consumer", "value": "c1", "action": "dead_letter"},
+        {"target": "nobody", "value": "x", "action": "pause"},
+        {"target": "ticket", "value": "x", "action": "pause", "reason": "two\nlines"},
+        {"target": "ticket", "value": "x", "action": "pause", "more": 1},
+    ):
+        assert api.ask("POST", "/api/rules", 422, json=wrong)["title"] == "invalid_fields"
+    assert len(api.ask("GET", "/api/rules")["rules"]) == 2
+    api.ask("DELETE", "/api/rules/nobody", 404)
+    api.ask("GET", "/api/actions?cursor=x", 422)
     api.ask("DELETE", f"/api/rules/{ended['rule']['id']}")
     [alive] = send(link, {"ticket_id": "D"})
     crew.wait_until_handled([alive], within_s=30)

@@ -154,3 +154,13 @@ class TestDeadLetter:
         follow(board)
         assert board.condemned(10) == []
         assert hand_over(board) == {("c1:1", b"D"): ids(1)}
+
+    def test_a_ticket_whose_owner_is_not_done_goes_on_when_the_rule_is_lifted(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"D", 1)
+        hand_over(board)
+        follow(board, rule("D", Action.DEAD_LETTER))
+        arrive(board, b"D", 2)
+        assert hand_over(board) == {}
+        follow(board)
+        assert hand_over(board) == {("c1:1", b"D"): ids(2)}

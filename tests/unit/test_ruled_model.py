@@ -5,7 +5,7 @@ The machine of ``test_board_model`` with three more things that can happen: rule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -28,8 +28,8 @@ _TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTE
 class RuledRedis(RedisModel):
     """Rules with a version, which hand_over and end_by_rule compare."""
 
-    def __init__(self, *facts: Any) -> None:
-        super().__init__(*facts)
+    def __init__(self, **facts: Any) -> None:
+        super().__init__(**facts)
         self.rules: dict[str, Rule] = {}
         self.version = 0
         self.known = 0  # the version that the leader who calls knows
@@ -82,7 +82,8 @@ class RuledRedis(RedisModel):
         return refused
 
     def _note_letter(self, ticket: bytes, entry_id: bytes) -> None:
-        before = [other for other, owner in self.pending.items() if self.ticket_of[other] == ticket and owner == MASTER and rank(other) < rank(entry_id)]
+        lower = [other for other, owner in self.pending.items() if owner == MASTER and rank(other) < rank(entry_id)]
+        before = [other for other in lower if self.ticket_of[other] == ticket]
         if before:
             self.broken.append(f"{entry_id!r} ends before {before}")
         self.letters.append(entry_id)
@@ -168,8 +169,8 @@ class RuledMachine(BoardMachine):
                 assert ticket.name in self.board._hidden, "what memory does not have of it is read again"
 
     def teardown(self) -> None:
-        self.redis.rules.clear()
-        self.redis.version += 1
+        for whom in _TARGETS:
+            self.redis.change(*whom, None)
         self.leader.follow()
         super().teardown()
 
@@ -185,14 +186,16 @@ class RuledWalk(Walk):
     def _moves(self) -> list[tuple[int, Callable[[], object], Callable[[], None]]]:
         machine, rng = self.machine, self.rng
 
-        def actions() -> Iterable[Action | None]:
-            return [*Action, None, None]
+        def change() -> None:
+            for whom in _TARGETS:  # else everything is paused before long
+                self.machine.redis.change(*whom, None)
+            machine.an_operator_changes_the_rules(rng.choice(_TARGETS), rng.choice([*Action, Action.DEAD_LETTER]))
 
         return [
             *super()._moves(),
-            (4, lambda: True, lambda: machine.an_operator_changes_the_rules(rng.choice(_TARGETS), rng.choice(list(actions())))),
-            (4, lambda: machine.redis.known != machine.redis.version, machine.the_leader_hears_of_the_rules),
-            (4, lambda: True, machine.letters_are_written),
+            (4, lambda: True, change),
+            (8, lambda: machine.redis.known != machine.redis.version, machine.the_leader_hears_of_the_rules),
+            (8, lambda: True, machine.letters_are_written),
             (2, lambda: True, machine.memory_is_full),
         ]
 

@@ -1,0 +1,252 @@
+"""change_rules.lua and end_by_rule.lua: once a rule is set, nothing is handed over, and nothing ended, by the former rules.
+
+Also what hand_over.lua says to a leader that knows the former ones; the action log; and ticket_entries.lua, by which explain looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from common.errors import Fenced
+from common.redis_client import CommandRefused
+from master.actions import Action as Done
+from master.actions import ActionLog, By
+from master.leader_steps import LeaderSteps, RulesMoved
+from master.live_rules import Changed, LiveRules, TooManyRules, read_rules
+from master.policy.ruled import Condemned
+from master.policy.rules import Action, Rule, Target, rule_id
+from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, plan
+from tests.integration.test_scripts_at_full_memory import _full
+
+_ALICE = By("alice", "cli", "why \N{SNOWMAN}")
+
+
+@pytest.fixture
+def rules(world: World) -> LiveRules:
+    return LiveRules(world.link, world.keys)
+
+
+def pause(rules: LiveRules, ticket: bytes = b"T", target: Target = Target.TICKET) -> Changed:
+    return rules.set(Rule(target, ticket.decode(), Action.PAUSE, None, "why", "alice"), _ALICE)
+
+
+def end(rules: LiveRules, world: World, leader: LeaderSteps, ticket: bytes = b"T") -> Rule:
+    """A rule that ends the ticket, which the leader knows."""
+    changed = rules.set(Rule(Target.TICKET, ticket.decode(), Action.DEAD_LETTER, None, "poison", "bob"), By("bob", "http"))
+    leader.rules_version = read_rules(world.link, world.keys).version
+    assert changed.rule is not None
+    return changed.rule
+
+
+class TestChange:
+    def test_a_rule_its_version_its_news_and_its_line_in_the_log_are_there_at_once(self, world: World, rules: LiveRules) -> None:
+        changed = pause(rules)
+        book = rules.read()
+        assert (changed.outcome, changed.former, book.version) == ("set", None, b"%d" % changed.version)
+        [rule] = book.rules
+        assert rule == changed.rule
+        assert (rule.id, rule.version, rule.who, rule.reason) == (rule_id(Target.TICKET, "T"), changed.version, "alice", "why")
+        assert abs(rule.set_ms - changed.version // 1024) < 60_000
+        assert world.link.call("XRANGE", world.keys.changed, "-", "+")[-1][1] == [b"rules", b"%d" % changed.version]
+        [line], cursor = ActionLog(world.link, world.keys).page(None, 10)
+        del line["id"], line["time_ms"]
+        expected = {"who": "alice", "via": "cli", "what": "pause", "on": "ticket T", "why": "why \N{SNOWMAN}", "outcome": "set"}
+        assert (line, cursor) == (expected | {"version": changed.version}, None)
+
+    def test_a_second_rule_for_a_target_replaces_the_first(self, rules: LiveRules) -> None:
+        first = pause(rules)
+        second = rules.set(Rule(Target.TICKET, "T", Action.SLOW, 2.0, "", "bob"), By("bob", "http"))
+        assert (second.outcome, second.former) == ("replaced", first.rule)
+        assert second.version > first.version
+        assert [rule.action for rule in rules.read().rules] == [Action.SLOW]
+
+    def test_a_rule_is_lifted_once(self, world: World, rules: LiveRules) -> None:
+        set_by = pause(rules)
+        assert set_by.rule is not None
+        lifted = rules.lift(set_by.rule.id, _ALICE)
+        assert lifted is not None
+        assert (lifted.outcome, lifted.former, rules.read().rules) == ("lifted", set_by.rule, [])
+        assert lifted.version > set_by.version
+        with world.unchanged():
+            assert rules.lift(set_by.rule.id, _ALICE) is None
+
+    @pytest.mark.parametrize("ticket", NASTY_TICKETS)
+    def test_it_holds_for_tickets_of_any_name(self, world: World, rules: LiveRules, ticket: bytes) -> None:
+        pause(rules, ticket)
+        held = rules.read().of(ticket)
+        assert held is not None
+        assert held.value.encode() == ticket
+
+    def test_there_are_not_too_many(self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("master.live_rules.MOST_RULES", 2)
+        pause(rules, b"A")
+        pause(rules, b"B")
+        with world.unchanged(), pytest.raises(TooManyRules):
+            pause(rules, b"C")
+        assert pause(rules, b"B").outcome == "replaced"
+
+    def test_it_tells_how_many_messages_go_on_to_their_end(self, world: World, rules: LiveRules) -> None:
+        leader, a = world.elect(), world.join("a")
+        world.owned(leader, a, b"T1", b"1-1", b"1-2")
+        world.owned(leader, a, b"T2", b"2-1")
+        world.owned(leader, a, b"U", b"3-1")
+        world.parked(leader, b"T1", b"4-1")
+        assert pause(rules, b"T1").handed_over == 2
+        assert pause(rules, b"nobody").handed_over == 0
+        assert pause(rules, b"T*", Target.PATTERN).handed_over == 3
+        assert pause(rules, b"", Target.EVERYTHING).handed_over == 4
+        told = pause(rules, b"a", Target.CONSUMER)
+        assert told.note == f"set at version {told.version}; 4 already handed over will finish"
+
+    @pytest.mark.parametrize("spoilt", ["rules", "counters", "changed", "actions"])
+    def test_a_key_of_the_wrong_type_stops_it_before_anything_has_changed(self, world: World, rules: LiveRules, spoilt: str) -> None:
+        key = getattr(world.keys, spoilt)
+        world.link.call("DEL", key)
+        world.link.call("RPUSH", key, "somebody else's")
+        with world.unchanged(), pytest.raises(CommandRefused):
+            pause(rules)
+
+    def test_tickets_are_paused_and_go_on_although_memory_is_full(self, world: World, rules: LiveRules) -> None:
+        leader = world.elect()
+        ids = world.parked(leader, b"T", b"1-1", b"2-1")
+        rule = end(rules, world, leader)
+        with _full(world):
+            pause(rules, b"U")
+            leader.rules_version = rules.read().version
+            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)]) == []
+            assert rules.lift(rule_id(Target.TICKET, "U"), _ALICE) is not None
+        assert len(world.dead()) == 2
+
+
+class TestTheLeader:
+    def test_a_hand_over_by_the_former_rules_is_refused_whole(self, world: World, rules: LiveRules) -> None:
+        """The race that a pause must win: the plan was made, and is on its way, when the rule is set."""
+        leader, a = world.elect(), world.join("a")
+        ids = world.parked(leader, b"T")
+        planned = plan(a, {b"T": ids})
+        pause(rules, b"somebody else")
+        with world.unchanged(), pytest.raises(RulesMoved):
+            leader.hand_over(planned)
+        leader.rules_version = rules.read().version
+        assert leader.hand_over(planned).targets[0].state == "OK"
+
+    def test_rules_that_somebody_has_thrown_away_with_all_the_rest_are_news_too(self, world: World, rules: LiveRules) -> None:
+        leader, a = world.elect(), world.join("a")
+        ids = world.parked(leader, b"T")
+        pause(rules)
+        leader.rules_version = rules.read().version
+        world.link.call("HDEL", world.keys.counters, "rules")
+        with pytest.raises(RulesMoved):
+            leader.hand_over(plan(a, {b"T": ids}))
+
+    def test_what_a_rule_ends_becomes_letters_in_order_with_its_reason_and_attempts(self, world: World, rules: LiveRules) -> None:
+        leader = world.elect()
+        ids = world.parked(leader, b"T", *TRICKY_IDS)
+        world.link.call("HSET", world.keys.attempts, ids[0], "3 2 0 0")
+        rule = end(rules, world, leader)
+        assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)]) == []
+        assert world.state().letters() == [(entry_id, b"T", b"rule") for entry_id in ids]
+        first = world.dead()[0]
+        assert first[b"usher-error"] == f"poison (rule {rule.id} of bob)".encode()
+        assert (first[b"usher-attempts"], first[b"usher-policy"], first[b"body"]) == (b"3", b"skip", b"body of " + ids[0])
+        assert (world.pending(), world.link.call("HLEN", world.keys.attempts)) == ({}, 0)
+        with world.unchanged():
+            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)]) == [], "the same call again writes nothing"
+
+    def test_a_rule_that_was_lifted_a_moment_ago_ends_nothing(self, world: World, rules: LiveRules) -> None:
+        leader = world.elect()
+        ids = world.parked(leader, b"T")
+        rule = end(rules, world, leader)
+        rules.lift(rule.id, _ALICE)
+        with world.unchanged(), pytest.raises(RulesMoved):
+            leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
+
+    def test_a_deposed_leader_ends_nothing(self, world: World, rules: LiveRules, depose: Callable[[LeaderSteps], None]) -> None:
+        leader = world.elect()
+        ids = world.parked(leader, b"T")
+        rule = end(rules, world, leader)
+        depose(leader)
+        with world.unchanged(), pytest.raises(Fenced):
+            leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
+
+    def test_what_an_owner_has_or_an_operator_is_to_decide_is_refused(self, world: World, rules: LiveRules) -> None:
+        leader, a = world.elect(), world.join("a")
+        owned = world.owned(leader, a, b"T", b"1-1")
+        later = world.parked(leader, b"T", b"2-1")
+        rule = end(rules, world, leader)
+        with world.unchanged():
+            assert leader.end_by_rule([Condemned(b"T", b"", later, rule)]) == [b"T"]
+            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)]) == [b"T"]
+        world.give_up(a, b"T", "park", owned[0])
+        with world.unchanged():
+            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)]) == [b"T"]
+
+    def test_a_returned_ticket_loses_what_was_ended_from_its_record(self, world: World, rules: LiveRules) -> None:
+        leader, a = world.elect(), world.join("a")
+        first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+        a.steps.drain(60_000)
+        a.steps.give_back({b"T": [first, second]})
+        rule = end(rules, world, leader)
+        head = world.head(b"T")
+        assert head.startswith(b"returned ")
+        assert leader.end_by_rule([Condemned(b"T", head, [first], rule)]) == []
+        record = world.record(b"T")
+        assert record is not None
+        assert record.ids == [second]
+        assert leader.end_by_rule([Condemned(b"T", head, [second], rule)]) == []
+        assert (world.record(b"T"), world.pending()) == (None, {})
+
+    def test_one_whose_body_is_gone_is_a_letter_too(self, world: World, rules: LiveRules) -> None:
+        leader = world.elect()
+        ids = world.parked(leader, b"T", b"1-1", b"2-1")
+        world.delete(b"1-1")
+        rule = end(rules, world, leader)
+        leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
+        assert [reason for _, _, reason in world.state().letters()] == [b"body_gone", b"rule"]
+
+
+class TestTicketEntries:
+    def look(self, world: World, ticket: bytes, start: bytes = b"-", count: int = 10, group: str = "") -> Any:
+        args = (FIELD, ticket, start, count, group, "master" if group else "")
+        return world.scripts.run("ticket_entries", (world.keys.stream,), args)
+
+    def test_it_finds_what_is_in_the_stream_page_by_page(self, world: World) -> None:
+        world.send(b"T", b"1-1", b"2-1")
+        world.send(b"U", b"3-1")
+        world.send(b"T", b"4-1")
+        world.add(b"5-1", "other", "T")
+        assert self.look(world, b"T") == [b"", [b"1-1", b"2-1", b"4-1"]]
+        assert self.look(world, b"T", count=3) == [b"3-1", [b"1-1", b"2-1"]]
+        assert self.look(world, b"T", b"(3-1", 3) == [b"", [b"4-1"]]
+
+    def test_it_finds_what_is_parked_and_nothing_that_is_owned_or_gone(self, world: World) -> None:
+        leader, a = world.elect(), world.join("a")
+        world.owned(leader, a, b"T", b"1-1")
+        world.parked(leader, b"T", b"2-1", b"3-1")
+        world.parked(leader, b"U", b"4-1")
+        world.delete(b"2-1")
+        with world.unchanged():
+            assert self.look(world, b"T", group=world.keys.group) == [b"", [b"3-1"]]
+
+
+class TestActionLog:
+    def test_pages_go_back_in_time(self, world: World) -> None:
+        log = ActionLog(world.link, world.keys)
+        for number in range(5):
+            log.note(Done(_ALICE, "redrive", f"{number}"), "added 1")
+        first, cursor = log.page(None, 2)
+        assert cursor is not None
+        second, cursor = log.page(cursor.encode(), 3)
+        assert cursor is not None
+        assert [line["on"] for line in (*first, *second)] == ["4", "3", "2", "1", "0"]
+        assert log.page(cursor.encode(), 3) == ([], None)
+
+    def test_an_action_that_was_done_is_no_failure_because_it_could_not_be_logged(self, world: World) -> None:
+        with _full(world):
+            ActionLog(world.link, world.keys).note(Done(_ALICE, "redrive", "x"), "added 1")
+        assert ActionLog(world.link, world.keys).page(None, 10) == ([], None)
+
+

@@ -1,0 +1,265 @@
+"""Explain: what a ticket waits for in every state of the protocol; and whatever the facts are, there is an explanation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.attempts import Attempts
+from master.owner_question import read_answer
+from master.policy.explain import explain
+from master.policy.explain_facts import STATES, BoardFacts, Crowd, Facts, LeaderFacts, OwnEntry, OwnerFacts, OwnerTold
+from master.policy.letters import DeadLetter
+from master.policy.rules import Action, Rule, Target
+
+NOW = 1_790_000_000_000
+#: A fence that was given 50 s ago.
+FENCE = (NOW - 50_000) * 1024
+A, B, C = b"12-0", b"17-0", b"18-0"
+LEADER = LeaderFacts("http://m1", 7, 3000)
+OWNER = OwnerFacts("c3:7", "live", 4000)
+LETTER = DeadLetter(b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "park", 8, 1, False)
+CROWD = Crowd(live=2, room=10)
+PAUSE = Rule(Target.EVERYTHING, "", Action.PAUSE, None, "maintenance", "alice", 1, NOW, "71f1")
+SLOW, ENDS = replace(PAUSE, action=Action.SLOW, rate_per_second=2.0), replace(PAUSE, action=Action.DEAD_LETTER)
+
+
+def ticket(**facts: Any) -> Facts:
+    return Facts("T", NOW, **{"leader": LEADER, "crowd": CROWD} | facts)
+
+
+def owned(*entries: OwnEntry, told: bool = True, **facts: Any) -> Facts:
+    said = OwnerTold(entries, 5) if told else None
+    return ticket(**{"kind": "owned", "fence": FENCE, "ids": (A, B), "owner": OWNER, "told": said} | facts)
+
+
+RUNS = OwnEntry(A, "running", 2, NOW - 41_000)
+
+_TABLE: dict[str, tuple[Facts, str, str, str]] = {
+    # name: facts, state, first reason, the first sentence
+    "runs": (owned(RUNS), "running", "handler_runs", f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}"),
+    "waits for its next attempt": (
+        *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),
+        f"12-0 failed on c3 (attempt 2 of 5, fence {FENCE}) and is tried again in 1 min 30 s",
+    ),
+    "handed over, no free slot": (
+        *(owned(OwnEntry(A, "queued"), OwnEntry(B, "queued")), "handed_over", "waits_for_slot"),
+        f"12-0 was handed over to c3 50 s ago (fence {FENCE}) and waits there for a free handler slot",
+    ),
+    "a suspect": (
+        *(owned(OwnEntry(A, "apart", 1)), "handed_over", "suspect_apart"),
+        f"12-0 may have ended its process before: it waits on c3 (fence {FENCE}) until it can run where it harms no other",
+    ),
+    "just ended": (
+        *(owned(), "handed_over", "on_the_way"),
+        f"12-0 was handed over to c3 50 s ago (fence {FENCE}); it is on its way into a lane there, or has just ended",
+    ),
+    "its owner does not answer": (
+        *(owned(told=False, attempts={A: Attempts(2, 1)}), "handed_over", "owner_silent"),
+        f"12-0 was handed over to c3 50 s ago (fence {FENCE}, 2 starts of it before); c3 did not say whether it runs",
+    ),
+    "its owner is dead": (
+        *(owned(owner=replace(OWNER, state="", successor="c3:8")), "recovering", "owner_lost"),
+        f"c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first, and hands them over anew under a new "
+        "fence, in 10 s at the latest; c3:8 has its name now and gets the ticket first",
+    ),
+    "its owner is dead, and nobody leads": (
+        *(owned(owner=replace(OWNER, state=""), leader=None), "recovering", "owner_lost", "c3 died with 12-0: its lease has ended"),
+    ),
+    "parked, about to go": (ticket(parked=(A,)), "parked", "about_to_move", "12-0 is handed over within moments by the leader http://m1"),
+    "parked, nobody leads": (
+        *(ticket(parked=(A,), leader=None), "parked", "no_leader"),
+        "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)",
+    ),
+    "parked, no consumer": (
+        *(ticket(parked=(A,), crowd=Crowd()), "parked", "no_consumers"),
+        "12-0 waits for a consumer: none is registered and alive",
+    ),
+    "parked, all drain": (
+        *(ticket(parked=(A,), crowd=Crowd(draining=2, paused=1)), "parked", "none_accepts"),
+        "12-0 waits for a consumer that takes work: of 3 none does (1 paused, 2 draining, 0 revoked)",
+    ),
+    "parked, all full": (
+        *(ticket(parked=(A,), crowd=Crowd(live=2)), "parked", "consumers_full"),
+        "12-0 waits for room: the 2 consumers that take work have all they may have",
+    ),
+    "parked, paused": (
+        *(ticket(parked=(A,), rules=(PAUSE,)), "paused", "rule_pause"),
+        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
+    ),
+    "parked, slowed": (
+        *(ticket(parked=(A,), rules=(SLOW,), board=BoardFacts("open", 1, True, due_ms=NOW + 500)), "parked", "rule_slow"),
+        "12-0 waits 0.5 s more: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)",
+    ),
+    "parked, ends by rule": (
+        *(ticket(parked=(A,), rules=(ENDS,)), "parked", "rule_dead_letter"),
+        "12-0 becomes a dead letter within moments: the ticket is made dead letters by alice: maintenance (rule 71f1, everything)",
+    ),
+    "parked, the leader is in doubt": (
+        *(ticket(parked=(A,), board=BoardFacts("unsure", 1, True)), "parked", "leader_unsure"),
+        "12-0 waits while the leader finds out who has the ticket (unsure)",
+    ),
+    "parked, the group is lost": (
+        *(ticket(parked=(A,), has_group=False), "parked", "no_group"),
+        "the consumer group is not there: the leader makes it again, where it was",
+    ),
+    "returned": (
+        *(ticket(kind="returned", fence=8, ids=(A, B)), "returned", "about_to_move"),
+        "12-0 is handed over within moments by the leader http://m1",
+    ),
+    "returned, paused": (
+        *(ticket(kind="returned", fence=8, ids=(A,), rules=(PAUSE,)), "paused", "rule_pause"),
+        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
+    ),
+    "unread": (ticket(unread=(A,), lag=900), "unread", "lag", "12-0 waits to be read: the leader http://m1 reads the stream in order"),
+    "unread, everything is paused": (
+        *(ticket(unread=(A,), lag=900, rules=(PAUSE,)), "paused", "rule_pause"),
+        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
+    ),
+    "halted": (
+        *(ticket(kind="halted", fence=8, ids=(A, B), letter=replace(LETTER, id=b"%d-0" % (NOW - 7_200_000))), "halted", "halted"),
+        "halted: 12-0 became a dead letter 2 h 0 min ago after 5 attempts (attempts_exhausted: no disk); the ticket waits for an operator",
+    ),
+    "halted, its letter is old": (
+        *(ticket(kind="halted", fence=8, ids=(A,)), "halted", "halted"),
+        "halted: 12-0 became a dead letter, which is not among the newest ones; the ticket waits for an operator",
+    ),
+    "ending": (
+        *(ticket(kind="tail", fence=8, ids=(B,), parked=(A, C)), "ending", "tail_ends"),
+        "a message of it was given up with the policy `tail`: what is parked up to 17-0 becomes dead letters too, then the ticket is free",
+    ),
+    "unreadable": (
+        *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
+        "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until it is repaired or deleted",
+    ),
+    "idle": (ticket(), "idle", "nothing_to_do", "nothing of it is unread, parked or in processing: whatever came is finished"),
+    "not found": (
+        *(ticket(unread_is_exact=False), "not_found", "not_looked_through"),
+        "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _TABLE)
+def test_every_state_has_its_words(name: str) -> None:
+    facts, state, code, sentence = _TABLE[name]
+    told = explain(facts)
+    assert (told.state, told.reasons[0].code, told.reasons[0].text) == (state, code, sentence)
+
+
+def test_every_state_is_in_the_table() -> None:
+    assert {state for _, state, _, _ in _TABLE.values()} == set(STATES)
+
+
+class TestWhatElseIsSaid:
+    def sentences(self, facts: Facts) -> list[str]:
+        return [reason.text for reason in explain(facts).reasons]
+
+    def test_who_waits_behind_whom(self) -> None:
+        assert "17-0 waits behind 12-0" in self.sentences(owned(RUNS))
+        assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,)))
+        assert "at least 2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), parked_is_exact=False))
+        more = owned(RUNS, board=BoardFacts("open", 70, False))
+        assert "at least 71 wait behind 12-0, the next is 17-0" in self.sentences(more)
+
+    def test_what_becomes_of_the_owner(self) -> None:
+        assert "the lease of c3 ends in 4 s unless it is renewed" in self.sentences(owned(RUNS))
+        assert any(told.startswith("c3 is draining: ") for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="draining"))))
+        assert any("was revoked" in told for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="revoked"))))
+        told = self.sentences(owned(RUNS, owner=replace(OWNER, paused=PAUSE)))
+        assert "c3 was drained by alice: maintenance: it finishes what it has, what comes later goes to others" in told
+
+    def test_why_the_rest_stays_parked(self) -> None:
+        full = owned(RUNS, parked=(C,), board=BoardFacts("open", 5, True, True))
+        assert "5 more are parked: so many of one ticket are not handed over at a time" in self.sentences(full)
+        paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
+        expected = "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"
+        assert expected in self.sentences(paused)
+
+    def test_the_way_out_of_a_halt(self) -> None:
+        told = explain(replace(ticket(kind="halted", ids=(A,)), ticket_id="two words"))
+        commands = [command for _, command in told.commands]
+        assert commands == ["usher dead redrive --all --ticket 'two words'", "usher dead drop --all --ticket 'two words'"]
+
+    def test_what_is_finished_may_have_left_a_letter(self) -> None:
+        told = explain(ticket(last_letter=replace(LETTER, policy="skip")))
+        assert (told.state, told.reasons[1].code) == ("idle", "has_dead_letter")
+        assert told.commands == (("runs it again, as a new message", "usher dead redrive 99-0"),)
+
+    def test_until_when(self) -> None:
+        assert explain(owned(OwnEntry(A, "waiting", 2, 0, NOW + 9))).until_ms == NOW + 9
+        assert explain(owned(owner=replace(OWNER, state=""))).until_ms == NOW + 10_000
+        assert explain(owned(RUNS)).until_ms == 0, "nobody can know"
+
+    def test_entries_are_told_in_the_order_in_which_they_run(self) -> None:
+        rows = explain(owned(RUNS, parked=(C,), unread=(b"20-0",))).document()["entries"]
+        assert [(row["id"], row["state"], row["behind"]) for row in rows] == [
+            ("12-0", "running", None),
+            ("17-0", "handed_over", "12-0"),
+            ("18-0", "parked", "17-0"),
+            ("20-0", "unread", "18-0"),
+        ]
+        assert (rows[0]["attempt"], rows[0]["started_ms"], rows[1]["attempt"]) == (2, NOW - 41_000, None)
+
+
+_ids = st.lists(st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=4).map(tuple)
+_numbers = st.integers(-(2**70), 2**70)
+_texts = st.text(max_size=8)
+_rates = st.one_of(st.none(), st.floats(0.001, 1e6))
+_rule = st.builds(Rule, st.sampled_from(Target), _texts, st.sampled_from(Action), _rates, _texts, _texts, _numbers, _numbers, _texts)
+_rules = st.lists(_rule, max_size=2).map(tuple)
+_letters = st.one_of(st.none(), st.builds(lambda error, attempts: replace(LETTER, error=error, attempts=attempts), _texts, _numbers))
+_states = st.sampled_from(["", "live", "draining", "revoked", "odd"])
+_owners = st.builds(OwnerFacts, _texts, _states, _numbers, _texts, st.one_of(st.none(), st.just(PAUSE)))
+_doings = st.sampled_from(["running", "waiting", "queued", "apart", "odd"])
+_entries = st.builds(OwnEntry, st.sampled_from([A, B, b"", b"odd"]), _doings, *[_numbers] * 3)
+_facts = st.builds(
+    Facts,
+    *(_texts, _numbers),
+    kind=st.sampled_from(["", "owned", "returned", "halted", "tail", "unreadable"]),
+    fence=_numbers,
+    ids=st.one_of(_ids, st.just((A, B))),
+    owner=st.one_of(st.none(), _owners),
+    told=st.one_of(st.none(), st.builds(OwnerTold, st.lists(_entries, max_size=3).map(tuple), _numbers)),
+    attempts=st.dictionaries(st.sampled_from([A, B]), st.builds(Attempts, *[_numbers] * 4), max_size=2),
+    parked=_ids,
+    parked_is_exact=st.booleans(),
+    unread=_ids,
+    unread_is_exact=st.booleans(),
+    lag=_numbers,
+    has_group=st.booleans(),
+    leader=st.one_of(st.none(), st.just(LEADER)),
+    board=st.one_of(st.none(), st.builds(BoardFacts, _texts, _numbers, st.booleans(), st.booleans(), _numbers)),
+    crowd=st.builds(Crowd, *[_numbers] * 5),
+    rules=_rules,
+    letter=_letters,
+    last_letter=_letters,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_facts)
+def test_whatever_the_facts_are_there_is_an_explanation(facts: Facts) -> None:
+    told = explain(facts)
+    document = told.document()
+    assert document["state"] in STATES
+    assert document["sentences"]
+    assert all(document["sentences"])
+    assert [reason["text"] for reason in document["reasons"]] == document["sentences"]
+    assert document["summary"] == document["sentences"][0]
+
+
+class TestTheOwnersAnswer:
+    def test_its_times_are_moved_to_our_clock(self) -> None:
+        entry = {"id": "12-0", "state": "waiting", "attempt": 2, "started_ms": None, "due_ms": 5_000}
+        body = orjson.dumps({"time_ms": 4_000, "max_attempts": 5, "entries": [entry]})
+        assert read_answer(body, 14_000) == OwnerTold((OwnEntry(A, "waiting", 2, 0, 15_000),), 5)
+
+    @given(st.one_of(st.binary(), st.sampled_from([b"[]", b"null", b"{}", b'{"time_ms": 1, "max_attempts": 1, "entries": [1]}', b'{"time_ms": []}'])))
+    def test_anything_odd_is_no_answer(self, body: bytes) -> None:
+        assert read_answer(body, 1) is None

@@ -1,0 +1,74 @@
+"""What a consumer says of one ticket: what runs, what waits for its next attempt, and what is queued, at this moment."""
+
+from __future__ import annotations
+
+from common.attempts import Attempts
+from common.clock import now_s, wall_ms
+from consumer.context import Message, OwnLease
+from consumer.journal import Journal
+from consumer.lane_keeper import LaneKeeper
+from consumer.policy.quarantine import Isolation
+from consumer.ticket_look import look
+
+
+def message(number: int, known: Attempts | None = None) -> Message:
+    lease = OwnLease(60, now_s())
+    facts = (b"T", b"%d-0" % number, 7, [], lease)
+    return Message(*facts, known) if known is not None else Message(*facts)
+
+
+def keeper(*messages: Message) -> LaneKeeper:
+    made = LaneKeeper()
+    made.add([(b"T", messages)])
+    return made
+
+
+def rows(kept: LaneKeeper, journal: Journal | None = None, ticket: bytes = b"T") -> list[tuple[str, str, int]]:
+    told = look(ticket, "c1:1", journal or Journal(None, "", "c1:1", 2), kept, 5)
+    assert (told["incarnation"], told["max_attempts"]) == ("c1:1", 5)
+    return [(entry["id"], entry["state"], entry["attempt"]) for entry in told["entries"]]
+
+
+def test_what_is_queued_is_told_in_order() -> None:
+    assert rows(keeper(message(2, Attempts(3, 1)), message(9), message(10))) == [("2-0", "queued", 3), ("9-0", "queued", 0), ("10-0", "queued", 0)]
+    assert rows(keeper(message(2)), ticket=b"U") == []
+
+
+def test_what_runs_is_told_with_its_attempt_and_since_when() -> None:
+    first, second = message(1), message(2)
+    kept, journal = keeper(first, second), Journal(None, "", "c1:1", 2)
+    lane = kept.next_lane(1.0)
+    assert lane is not None
+    lane.queue.popleft()
+    first.attempt = 2
+    journal.started(first, 1_000_000)
+    assert rows(kept, journal) == [("1-0", "running", 2), ("2-0", "queued", 0)]
+    assert look(b"T", "c1:1", journal, kept, 5)["entries"][0]["started_ms"] == 1_000
+    journal.ended(first)
+    assert rows(kept, journal) == [("2-0", "queued", 0)]
+
+
+def test_what_waits_for_its_next_attempt_is_told_with_the_moment() -> None:
+    first, second = message(1), message(2)
+    kept = keeper(first, second)
+    lane = kept.next_lane(1.0)
+    assert lane is not None
+    lane.queue.popleft()
+    kept.retry(lane, first, now_s() + 100)
+    assert rows(kept) == [("1-0", "waiting", 0), ("2-0", "queued", 0)]
+    due_ms = look(b"T", "c1:1", Journal(None, "", "c1:1", 1), kept, 5)["entries"][0]["due_ms"]
+    assert 90_000 < due_ms - wall_ms() <= 100_000
+
+
+def test_a_suspect_that_is_to_run_alone_is_told_as_that() -> None:
+    first = message(1)
+    kept = keeper(first)
+    kept.add([(b"U", [Message(b"U", b"5-0", 7, [], OwnLease(60, now_s()))])])
+    lane = kept.next_lane(1.0)
+    assert lane is not None
+    assert lane.ticket == b"T"
+    other = kept.take_now()
+    assert other is not None, "so that something runs, and it cannot be alone"
+    lane.queue.popleft()
+    kept.set_apart(lane, first, Isolation.ALONE)
+    assert rows(kept) == [("1-0", "apart", 0)]
