@@ -51,10 +51,7 @@ class TicketStory:
         self._lock = threading.Lock()
 
     def story(self, ticket_id: str, back: str | None = None, known: Sequence[str] = ()) -> Story:
-        """One piece; ``known``: ids of entries that are told in the first one, however old.
-
-        Raises ValueError when ``back`` is none that a piece gave.
-        """
+        """One piece; ``known``: entries that the first one tells, however old. Raises ValueError when ``back`` is none that a piece gave."""
         entries_from, runs_from = _parse_back(back)
         ticket = ticket_id.encode()
         events = [] if back else self._letters_of(ticket)

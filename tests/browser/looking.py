@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common.commands.leader import living_consumers
+from common.embedded import EmbeddedRedis
 from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
+from tests.process.machine import kill_all_of, processes_of
 
+#: The browser of this machine, and how playwright starts it.
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+LAUNCH = {"executable_path": BROWSER, "args": ["--no-sandbox", "--disable-gpu"]}
 OPERATOR, VIEWER = "a-token-of-operators", "a-token-of-viewers"
+_API = "a-token-of-the-api"
+#: What the messages ask for; the errors are what a hostile producer makes them.
+_HANDLER = """
+import pathlib, time
+from consumer import GiveUp
+MENDED = pathlib.Path(__file__).with_name("mended")
+def handle(message):
+    do, says = message.fields.get("do", ""), message.fields.get("says", "it did not work")
+    if do == "hang":
+        time.sleep(600)
+    if do == "fail":
+        raise ValueError(says)
+    if do == "give up" and not MENDED.exists():
+        raise GiveUp(says)
+"""
 #: No step takes longer, also on a busy machine.
 PATIENCE_MS = 30_000
 _WATCH = """
@@ -34,6 +59,28 @@ class System:
 
     def letters(self) -> int:
         return int(self.link.call("XLEN", KEYS.dead))
+
+
+@contextlib.contextmanager
+def running_system(capacity: int = 2000) -> Iterator[System]:
+    """One master that asks for tokens, and two consumers that hold up to ``capacity`` messages each."""
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
+        folder = Path(name)
+        (folder / "asked.py").write_text(_HANDLER)
+        with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
+            tokens = {"USHER_API_TOKEN": _API, "USHER_OPERATOR_TOKEN": OPERATOR, "USHER_VIEWER_TOKEN": VIEWER}
+            with Crew(folder, server.url, **tokens) as crew:
+                crew.start_master()
+                more = {"USHER_MAX_ATTEMPTS": "9", "USHER_CONCURRENCY": "16", "USHER_CAPACITY": str(capacity)}
+                for consumer in ("c1", "c2"):
+                    crew.start_consumer(consumer, "asked:handle", PYTHONPATH=str(folder), **more)
+                crew.until(lambda: living_consumers(crew.masters, _API) >= {"c1", "c2"}, 60, "consumers are registered")
+                made = System(crew, server.url, folder)
+                yield made
+                made.link.close()
+        left = processes_of(folder)
+        kill_all_of(folder)
+        assert not left
 
 
 class Looking:
