@@ -13,9 +13,10 @@ from common.log import event
 from common.metrics import Metrics
 from common.redis_client import Link
 from common.service import Service
+from common.serving import url_of
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
-from master.access import admission
+from master.access import admission, health_hosts
 from master.dead_letters import DeadLetters
 from master.dispatcher import Changed, Dispatcher, Limits
 from master.elector import Elector, Lead
@@ -68,7 +69,8 @@ class MasterProgram:
         self._dispatcher.on_rejected = self._ring
         changes = ChangeWatch(self._link("changes"), self._keys.changed, lambda tickets: self._dispatcher.post(Changed(tickets)))
         self._lead.on_change = self._dispatcher.wake
-        health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
+        hosts, every_s, failures = health_hosts(settings, redis_url), settings.health_seconds, settings.health_failures
+        health = HealthChecker(self._link("health"), self._keys, self._lead, every_s, failures, hosts, settings.tls_ca)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
         sockets = LiveSockets(settings.followers_limit)
         feed = TicketFeed(self._link("feed"), self._keys, settings.ticket_field, sockets, self._make_router)
@@ -78,15 +80,13 @@ class MasterProgram:
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys)
         self._letters = DeadLetters(self._link("letters"), self._keys)
-        port = ServicePort(
-            self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed
-        )
-        self.app = create_app(port, **admission(settings), letters=self._letters, metrics=metrics.page)
+        port = ServicePort(self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed)
+        self.app = create_app(port, **admission(settings), health_hosts=hosts, letters=self._letters, metrics=metrics.page)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""
         settings = self._settings
-        url = settings.advertise_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = settings.advertise_url or url_of(host, port, settings.tls_cert is not None)
         lease_ms = int(settings.leader_lease_seconds * 1000)
         elector = Elector(self._link("elect", max(0.2, settings.leader_lease_seconds / 3)), self._keys, self._lead, url, lease_ms, self._works)
         self._lead.on_doubt = elector.wake

@@ -16,7 +16,7 @@ from common.web_limits import RateLimits
 from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.follow import events_route
-from master.web.health_url import parse_hosts
+from master.web.health_url import HealthHosts
 from master.web.ports import IncarnationFenced, MasterPort, NameHeld, NotLeader, StartOver
 
 
@@ -24,7 +24,7 @@ def create_app(
     port: MasterPort,
     *,
     doorman: Doorman,
-    health_hosts: str,
+    health_hosts: HealthHosts,
     hosts: Collection[str] = (),
     limits: RateLimits | None = None,
     letters: LetterPort | None = None,
@@ -32,12 +32,11 @@ def create_app(
 ) -> Flask:
     """The application on top of ``port``; with ``letters`` and ``metrics``, where they are given.
 
-    ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
+    ``health_hosts``: where health URLs may point to. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
     ``common.web_limits``.
-    Raises SettingsError when health_hosts cannot be read.
     """
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts, limits)
-    app.register_blueprint(routes(port, parse_hosts(health_hosts)))
+    app.register_blueprint(routes(port, health_hosts))
     app.register_blueprint(events_route(port))
     if letters is not None:
         app.register_blueprint(letter_routes(letters))
