@@ -25,6 +25,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 _URL_PASSWORD = re.compile(r'(?<=://)([^/@:\s]*):[^\s"]+@')
 #: One among the options of a URL: ``?sentinel_password=...``, ``?password=...``.
 _OPTION_PASSWORD = re.compile(r'(?<=password=)[^&#\s"]+')
+#: A bearer token in a header, and one that `usher token new` has made, wherever it turns up.
+_TOKEN = re.compile(r"(?i:(?<=bearer ))[^\s\"',]+|usher_[A-Za-z0-9_-]{43}")
 
 
 class HasFacts(Protocol):
@@ -42,14 +44,16 @@ in_hand: ContextVar[HasFacts | None] = ContextVar("usher_in_hand", default=None)
 
 
 def redacted(text: str) -> str:
-    """The text without passwords of URLs.
+    """The text without passwords of URLs and without tokens.
 
     >>> redacted("redis://user:secret@host:6379/0")
     'redis://user:***@host:6379/0'
     >>> redacted("redis+sentinel://:one@host:26379/service?sentinel_password=two")
     'redis+sentinel://:***@host:26379/service?sentinel_password=***'
+    >>> redacted("Authorization: Bearer abc")
+    'Authorization: Bearer ***'
     """
-    return _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text))
+    return _TOKEN.sub("***", _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text)))
 
 
 def event(log: logging.Logger, action: str, *, level: int = logging.INFO, exc_info: bool = False, **facts: Any) -> None:

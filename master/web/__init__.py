@@ -13,11 +13,12 @@ GET /api/dead-letters?ticket=&...      200, a page of at most 200, oldest first;
 GET /api/dead-letters/{id}            200 with traceback and fields, 404 ``unknown_dead_letter``
 POST /api/dead-letters/redrive        200 with an outcome per letter; a body of ``ids``, or of ``filter`` and ``limit``
 POST /api/dead-letters/drop           the same
+GET /api/openapi.json                 200, all of this for programs, made of what the routes tell (``common.openapi``)
 GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``live`` is always 200
 ====================================  ==============================================================================================
 
-Everything: 400, 401, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 431 for what the client did wrong, 503 with Retry-After when
+Everything: 400, 401, 403, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 429, 431 for what the client did wrong, 503 with Retry-After when
 Redis is away; bodies of errors are problem documents (``common.web``).
 """
 

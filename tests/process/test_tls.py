@@ -93,10 +93,11 @@ def _bearer() -> dict[str, str]:
 def test_a_ticket_is_followed_over_https(running: tuple[Crew, str, Link], papers: Papers) -> None:
     """The connection leaves gunicorn for the feed; what is written to it must still be encrypted."""
     _, url, link = running
-    with requests.get(f"{url}/api/tickets/F/events", headers=_bearer(), verify=str(papers.ca), timeout=20, stream=True) as reply:
+    link.call("XADD", KEYS.stream, "*", "ticket_id", "F")
+    asked = f"{url}/api/tickets/F/events?last_event_id=0"
+    with requests.get(asked, headers=_bearer(), verify=str(papers.ca), timeout=20, stream=True) as reply:
         lines = reply.iter_lines(chunk_size=1)
         assert next(lines) == b": following"
-        link.call("XADD", KEYS.stream, "*", "ticket_id", "F")
         assert next(line for line in lines if line == b"event: entry")
 
 
