@@ -27,7 +27,8 @@ def test_no_secret_is_in_a_log_an_answer_a_command_line_or_an_open_file() -> Non
     with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name, EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as server:
         folder = Path(name)
         (folder / "failing.py").write_text(_HANDLER)
-        settings = {"USHER_API_TOKEN": secrets["token"], "USHER_VIEWER_TOKEN": secrets["viewer"], "USHER_LOG_LEVEL": "debug", "USHER_MAX_ATTEMPTS": "2"}
+        settings = {"USHER_API_TOKEN": secrets["token"], "USHER_VIEWER_TOKEN": secrets["viewer"]}
+        settings |= {"USHER_LOG_LEVEL": "debug", "USHER_MAX_ATTEMPTS": "2"}
         settings["USHER_DEAD_LETTER_WEBHOOK"] = f"http://user:{secrets['hook']}@127.0.0.1:1/{secrets['hook']}"
         secrets["redis"] = server.url.partition("@")[0].rpartition(":")[2]
         link = Link(server.url, "test")
