@@ -10,6 +10,7 @@ import logging
 import resource
 import selectors
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 
@@ -26,6 +27,8 @@ _HEARTBEAT_S = 15.0
 _MOST_BYTES = 262_144
 #: Descriptors that the rest of the program needs.
 _OTHER_FILES = 512
+#: Not now; over TLS it has other names.
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class LiveSocket:
@@ -82,8 +85,8 @@ class LiveSocket:
                     self._waiting[0] = data[sent:]
                     break
                 self._waiting.popleft()
-        except BlockingIOError:
-            pass  # later
+        except _LATER:
+            pass
         except OSError:
             return False
         return True
@@ -92,7 +95,7 @@ class LiveSocket:
         """Whether the other side is; what it says is not listened to."""
         try:
             return bool(self._socket.recv(4096))
-        except BlockingIOError:
+        except _LATER:
             return True
         except OSError:
             return False

@@ -29,8 +29,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 _URL_PASSWORD = re.compile(r'(?<=://)([^/@:\s]*):[^\s"]+@')
 #: One among the options of a URL: ``?sentinel_password=...``, ``?password=...``.
 _OPTION_PASSWORD = re.compile(r'(?<=password=)[^&#\s"]+')
-#: What follows the scheme in an Authorization header.
-_BEARER = re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}")
+#: A bearer token in a header, and one that `usher token new` has made, wherever it turns up.
+_TOKEN = re.compile(r"(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}|usher_[A-Za-z0-9_-]{43}")
 #: Identical lines that are let through in a while, and how many different ones are remembered.
 _MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
 #: A secret shorter than this is none, and would be found everywhere.
@@ -56,16 +56,18 @@ _secrets: tuple[str, ...] = ()
 
 
 def redacted(text: str) -> str:
-    """The text without passwords of URLs, bearer tokens, and the secrets that ``configure`` was given.
+    """The text without passwords of URLs, tokens, and the secrets that ``configure`` was given.
 
     >>> redacted("redis://user:secret@host:6379/0")
     'redis://user:***@host:6379/0'
     >>> redacted("redis+sentinel://:one@host:26379/service?sentinel_password=two")
     'redis+sentinel://:***@host:26379/service?sentinel_password=***'
+    >>> redacted("Authorization: Bearer abcd1234")
+    'Authorization: Bearer ***'
     """
     for secret in _secrets:
         text = text.replace(secret, "***")
-    return _BEARER.sub("***", _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text)))
+    return _TOKEN.sub("***", _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text)))
 
 
 def event(log: logging.Logger, action: str, *, level: int = logging.INFO, exc_info: bool = False, **facts: Any) -> None:

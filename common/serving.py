@@ -43,7 +43,8 @@ from gunicorn.sock import TCP6Socket, TCPSocket
 from common.backoff import backoff_s
 from common.errors import StartRefused, UsherError
 from common.log import event
-from common.serving_worker import HEAD_BYTES, HttpWorker, check_head, exchanges
+from common.serving_worker import HEAD_BYTES, HttpWorker, TlsSocket, check_head, exchanges
+from common.tls import ServerTls
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -83,8 +84,22 @@ class Bounds:
     in_flight: int = 64
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """Files in PEM: the chain, and the key if that is not in the same file. ``cert`` None: plain HTTP."""
+
+    cert: Path | None = None
+    key: Path | None = None
+
+
 def serve(
-    make: Callable[[], Served], bind: str, program: str, graceful_s: float = 20.0, setting: str = "USHER_BIND", bounds: Bounds = Bounds()
+    make: Callable[[], Served],
+    bind: str,
+    program: str,
+    graceful_s: float = 20.0,
+    setting: str = "USHER_BIND",
+    bounds: Bounds = Bounds(),
+    certificate: Certificate = Certificate(),
 ) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
 
@@ -92,11 +107,12 @@ def serve(
     ``Served.stop`` gets ``graceful_s`` seconds; the whole program is gone at most 3 s later (give a supervisor more than that).
     Raises StartRefused when the address is not free, and with the message of whatever UsherError ``make`` or ``start`` raised.
     """
+    tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsSocket)
     listener = _listen(bind, setting)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    arbiter = _Arbiter(_Program(make, program, graceful_s, writer, bounds), listener)
+    arbiter = _Arbiter(_Program(make, program, graceful_s, writer, bounds, tls), listener)
     try:
         arbiter.run()
     except SystemExit as ended:
@@ -109,6 +125,15 @@ def serve(
         os.close(writer)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def url_of(host: str, port: int, tls: bool) -> str:
+    """The URL of what listens there.
+
+    >>> url_of("::1", 8700, True)
+    'https://[::1]:8700'
+    """
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def check_address(bind: str, setting: str) -> None:
@@ -168,12 +193,13 @@ def _told(reader: int) -> str:
 class _Program(BaseApplication):
     """The configuration, and the one ``Served`` of the worker process."""
 
-    def __init__(self, make: Callable[[], Served], program: str, graceful_s: float, refusals: int, bounds: Bounds) -> None:
+    def __init__(self, make: Callable[[], Served], program: str, graceful_s: float, refusals: int, bounds: Bounds, tls: ServerTls | None) -> None:
         self._make = make
         self._program = program
         self.graceful_s = graceful_s
         self._refusals = refusals
         self.bounds = bounds
+        self._tls = tls
         self.served: Served | None = None
         self.signals_of_arbiter: Any = None
         super().__init__()
@@ -204,6 +230,10 @@ class _Program(BaseApplication):
             "worker_exit": self._stop,
         }.items():
             self.cfg.set(name, value)
+        tls = self._tls
+        if tls is not None:
+            self.cfg.set("certfile", str(tls.cert))  # says that there is TLS; the context is ours
+            self.cfg.set("ssl_context", lambda _config, _default: tls.context())
 
     def load(self) -> WSGIApplication:
         try:
@@ -220,7 +250,7 @@ class _Program(BaseApplication):
             self.served.start(port, host)
         except UsherError as refused:
             self._refuse(refused)
-        event(log, "listening", url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", pid=os.getpid())
+        event(log, "listening", url=url_of(host, port, self._tls is not None), pid=os.getpid())
         worker.heed(self.signals_of_arbiter)
 
     def _stop(self, _arbiter: Any, worker: Any) -> None:

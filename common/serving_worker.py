@@ -13,6 +13,7 @@ import secrets
 import selectors
 import signal
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -65,7 +66,7 @@ class _Late(http_errors.ParseException):
     """The request did not arrive in time."""
 
 
-class _ClientSocket(socket.socket):
+class _Deadlined(socket.socket):
     """A connection whose reads end at a deadline (``time.monotonic``), however slowly bytes trickle in."""
 
     deadline_s: float | None = None
@@ -85,6 +86,20 @@ class _ClientSocket(socket.socket):
             raise _Late from None
         finally:
             self.settimeout(WRITE_S)
+
+
+class _ClientSocket(_Deadlined):
+    """A plain one."""
+
+
+class TlsSocket(_Deadlined, ssl.SSLSocket):  # type: ignore[misc]
+    """One over TLS. Its handshake counts as a part of the first request's head."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        self.deadline_s = time.monotonic() + HEAD_S
+        self.settimeout(HEAD_S)
+        super().do_handshake(block)
+        self.settimeout(WRITE_S)
 
 
 class HttpWorker(ThreadWorker):
@@ -234,6 +249,9 @@ class HttpWorker(ThreadWorker):
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer what never reached the program. Called in the ``except`` clause."""
+        if isinstance(exc, ssl.SSLError):  # no TLS, or none that we speak: there is no way to answer
+            event(log, "tls_refused", level=logging.DEBUG, problem=exc.reason or type(exc).__name__)
+            return
         status = _status_of(exc)
         failed = status >= 500
         facts: dict[str, Any] = {"status": int(status), "problem": type(exc).__name__, "request_id": secrets.token_hex(8)}
@@ -280,7 +298,8 @@ def _give_away(conn: Any) -> None:
     """From here on the connection is its keeper's; gunicorn counts it as closed."""
     ours = conn.sock
     conn.given_away = True
-    ours.keeper(socket.socket(ours.family, ours.type, ours.proto, fileno=ours.detach()))
+    plain = not isinstance(ours, ssl.SSLSocket)
+    ours.keeper(socket.socket(ours.family, ours.type, ours.proto, fileno=ours.detach()) if plain else ours)
 
 
 def _say_goodbye(connection: socket.socket) -> None:

@@ -211,7 +211,7 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
         decorated: Callable[..., Any] = gather
         for field, option in reversed(list(_flags(cls))):
             flag = f"--{field.replace('_', '-')}"
-            refuse = _refuse_secret if is_secret(field) else None
+            refuse = _refuse_secret if is_secret(field) else _warn_of_password if field.endswith("_url") else None
             decorated = click.option(flag, field, default=None, help=option, callback=refuse, hidden=is_secret(field))(decorated)
         return decorated
 
@@ -222,6 +222,16 @@ def _refuse_secret(_context: click.Context, parameter: click.Parameter, value: s
     """What stands on a command line is read by everybody on the machine (ps)."""
     if value is not None:
         raise click.UsageError(f"{parameter.opts[0]}: a token on the command line is seen by everybody (ps); set {name_of(str(parameter.name))}")
+
+
+def _warn_of_password(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        seen = value is not None and bool(urlsplit(value).password)
+    except ValueError:
+        seen = False  # whoever reads the URL says so
+    if seen:
+        click.echo(f"{parameter.opts[0]}: its password is seen by everybody here (ps); better set {name_of(str(parameter.name))}", err=True)
+    return value
 
 
 def _flags(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:

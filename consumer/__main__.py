@@ -14,7 +14,7 @@ from common.embedded import resolve_redis_url
 from common.errors import HandlerUnusable, StartRefused, UsherError
 from common.log import configure
 from common.redis_client import check_reachable
-from common.serving import check_address, leave, serve
+from common.serving import Certificate, check_address, leave, serve
 from common.settings import is_loopback, load, options
 from consumer.handlers import load_handler
 from consumer.settings import ConsumerSettings
@@ -35,7 +35,8 @@ def main(flags: dict[str, Any]) -> None:
         redis_url = resolve_redis_url(settings)
         check_reachable(redis_url)
         program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))
-        serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5)
+        certificate = Certificate(settings.tls_cert, settings.tls_key)
+        serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, certificate=certificate)
     except UsherError as refused:
         click.echo(f"usher consumer: {refused}", err=True)
         sys.exit(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import requests
@@ -30,10 +31,13 @@ class Answer(NamedTuple):
 class MasterClient:
     """Posts JSON to whichever master answers. Every call is safe to repeat: that is the API's promise, so the next master may be asked."""
 
-    def __init__(self, urls: Sequence[str], token: str) -> None:
+    def __init__(self, urls: Sequence[str], token: str, ca: Path | None = None) -> None:
+        """``ca``: a file of the CAs that are trusted; None: those of the system."""
         self._urls = deque(url.strip().rstrip("/") for url in urls)
         self._session = requests.Session()
         self._session.trust_env = False  # no proxies and no .netrc of the environment
+        if ca is not None:
+            self._session.verify = str(ca.expanduser())
         self._session.headers["Content-Type"] = "application/json"
         if token:
             self._session.headers["Authorization"] = f"Bearer {token}"

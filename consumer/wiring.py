@@ -26,6 +26,7 @@ from common.redis_client import Link, SameServer
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.service import Service
+from common.serving import url_of
 from common.web_auth import Doorman
 from consumer.acker import Acker
 from consumer.async_pool import AsyncPool
@@ -201,7 +202,7 @@ class ConsumerProgram:
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
         settings = self._settings
-        health_url = settings.health_url or f"http://{f'[{host}]' if ':' in host else host}:{port}/api/health"
+        health_url = settings.health_url or f"{url_of(host, port, settings.tls_cert is not None)}/api/health"
         event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
         self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin, self._predecessor())
         self._registrar.start()
@@ -332,7 +333,7 @@ def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
 
 
 def _masters(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:
-    client = MasterClient(settings.master_urls.split(","), settings.api_token)
+    client = MasterClient(settings.master_urls.split(","), settings.api_token, settings.tls_ca)
     if leader_url is not None:
         client.prefer(leader_url)
     return client

@@ -15,7 +15,7 @@ from common.embedded import resolve_redis_url
 from common.errors import RedisTrouble, UsherError
 from common.log import configure, event
 from common.redis_client import Link, check_reachable
-from common.serving import Bounds, check_address, serve
+from common.serving import Bounds, Certificate, check_address, serve
 from common.settings import load, options
 from master.access import master_credentials
 from master.settings import MasterSettings
@@ -36,7 +36,8 @@ def main(flags: dict[str, Any]) -> None:
         check_reachable(redis_url)
         tell_what_is_bad(redis_url)
         bounds = Bounds(settings.connections, settings.connections_per_address, settings.requests_in_flight)
-        serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, bounds=bounds)
+        certificate = Certificate(settings.tls_cert, settings.tls_key)
+        serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, bounds=bounds, certificate=certificate)
     except UsherError as refused:
         click.echo(f"usher master: {refused}", err=True)
         sys.exit(2)

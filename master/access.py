@@ -10,6 +10,7 @@ from common.settings import is_loopback
 from common.web_auth import Doorman
 from common.web_limits import RateLimits
 from master.settings import MasterSettings
+from master.web.health_url import HealthHosts, parse_hosts, redis_ports
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -19,7 +20,6 @@ class Admission(TypedDict):
 
     doorman: Doorman
     hosts: tuple[str, ...]
-    health_hosts: str
     limits: RateLimits
 
 
@@ -29,9 +29,13 @@ def admission(settings: MasterSettings) -> Admission:
     return Admission(
         doorman=Doorman(master_credentials(settings), secure=secure),
         hosts=hosts_of(settings),
-        health_hosts=settings.health_hosts,
         limits=RateLimits(settings.requests_per_second, settings.registers_per_minute),
     )
+
+
+def health_hosts(settings: MasterSettings, redis_url: str) -> HealthHosts:
+    """Where health URLs may point to: never to a port of Redis. Raises SettingsError."""
+    return parse_hosts(settings.health_hosts, redis_ports(redis_url))
 
 
 def master_credentials(settings: MasterSettings) -> Credentials:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from common.clock import now_s, wall_ms
 from common.errors import Fenced, NotNow, ReplyUnknown
@@ -27,6 +26,7 @@ from master.halts import Halts
 from master.idle_sweep import IdleSweep
 from master.intake import Doorbell, sort_out
 from master.leader_steps import LeaderSteps, Rejected, RulesMoved
+from master.limits import Limits
 from master.mailbox import Changed, Posted, Report
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
@@ -46,21 +46,6 @@ _RECONCILE_PAGE = 500
 _PLANS_PER_TURN = 4
 #: How often the group's position is noted outside of the group: at most so much comes again when the group is lost.
 _SAVE_POSITION_S = 1.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much the leader takes at a time."""
-
-    batch: int
-    ticket_window: int
-    parked: int
-    reconcile_s: float
-    sweep_s: float
-    min_idle_ms: int
-    ticket_field: str
-    longest_message: int = 0
-    spread: bool = False
 
 
 class Dispatcher(Service):

@@ -15,14 +15,15 @@ from common.log import event
 from common.metrics import Metrics
 from common.redis_client import Link
 from common.service import Service
+from common.serving import url_of
 from common.stream_router import StreamRouter
 from common.streams import TicketStream
-from master.access import admission
+from master.access import admission, health_hosts
 from master.actions import ActionLog
 from master.audit_metrics import AuditMetrics
 from master.bulk_letters import BulkLetters
 from master.dead_letters import DeadLetters
-from master.dispatcher import Dispatcher, Limits
+from master.dispatcher import Dispatcher
 from master.elector import Elector, Lead
 from master.explainer import Explainer
 from master.gathering import Gathering
@@ -32,6 +33,7 @@ from master.health_checker import HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
+from master.limits import limits_of
 from master.live_rules import LiveRules
 from master.membership import Membership
 from master.metrics import MasterMetrics
@@ -48,6 +50,7 @@ from master.ticket_story import TicketStory
 from master.trimming import Trimmer
 from master.vitals import VitalsReader
 from master.web.app import create_app
+from master.web.health_url import HealthHosts
 from master.web.pages.port import PagePort
 
 if TYPE_CHECKING:
@@ -68,7 +71,8 @@ class MasterProgram:
         self._keys = Keys(settings.work_stream, settings.group)
         self._lead = Lead()
         lease_ms = int(settings.lease_seconds * 1000)
-        self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, _limits(settings))
+        dispatch_link = self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
+        self._dispatcher = Dispatcher(dispatch_link, self._keys, self._lead, limits_of(settings))
         self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
         bell_link = self._link("doorbell")
         doorbell = Doorbell(bell_link, TicketStream(bell_link, self._keys), self._dispatcher.ring)
@@ -78,7 +82,8 @@ class MasterProgram:
         self._dispatcher.on_rejected = self._ring
         changes = ChangeWatch(self._link("changes"), self._keys.changed, self._dispatcher.post)
         self._lead.on_change = self._dispatcher.wake
-        health = HealthChecker(self._link("health"), self._keys, self._lead, settings.health_seconds, settings.health_failures)
+        hosts, every_s, failures = health_hosts(settings, redis_url), settings.health_seconds, settings.health_failures
+        health = HealthChecker(self._link("health"), self._keys, self._lead, every_s, failures, hosts, settings.tls_ca)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
         sockets = LiveSockets(settings.followers_limit)
         feed = TicketFeed(self._link("feed"), self._keys, settings.work_ticket_field, sockets, self._make_router)
@@ -103,12 +108,12 @@ class MasterProgram:
         port = ServicePort(self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed)
         self._operations = self._make_operations(lease_ms)
         self._stopping = False
-        self.app = self._make_app(port, metrics, self._make_pages(lease_ms, sockets))
+        self.app = self._make_app(port, metrics, self._make_pages(lease_ms, sockets), hosts)
 
     def start(self, port: int, host: str) -> None:
         """Start every role; the elector last, and with it the work."""
         settings = self._settings
-        url = settings.advertise_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = settings.advertise_url or url_of(host, port, settings.tls_cert is not None)
         lease_ms = int(settings.leader_lease_seconds * 1000)
         elector = Elector(self._link("elect", max(0.2, settings.leader_lease_seconds / 3)), self._keys, self._lead, url, lease_ms, self._works)
         self._lead.on_doubt = elector.wake
@@ -148,10 +153,11 @@ class MasterProgram:
         last = self._dispatcher.last_turn_s
         return self._dispatcher.alive and last is not None and now_s() - last < self._settings.leader_lease_seconds
 
-    def _make_app(self, port: ServicePort, metrics: Metrics, pages: PagePort) -> Flask:
+    def _make_app(self, port: ServicePort, metrics: Metrics, pages: PagePort, hosts: HealthHosts) -> Flask:
         return create_app(
             port,
             **admission(self._settings),
+            health_hosts=hosts,
             letters=self._letters,
             operations=self._operations,
             metrics=metrics.page,
@@ -182,17 +188,3 @@ class MasterProgram:
 
     def _link(self, role: str, timeout_s: float = 5.0) -> Link:
         return Link(self._redis_url, f"master:{role}", timeout_s)
-
-
-def _limits(settings: MasterSettings) -> Limits:
-    return Limits(
-        batch=settings.batch_size,
-        ticket_window=settings.ticket_window,
-        parked=settings.parked_limit,
-        reconcile_s=settings.reconcile_seconds,
-        sweep_s=settings.sweep_seconds,
-        min_idle_ms=int(2000 * settings.lease_seconds),
-        ticket_field=settings.work_ticket_field,
-        longest_message=settings.longest_message_bytes,
-        spread=settings.unkeyed == "spread",
-    )

@@ -233,3 +233,17 @@ def lua_keys(name: str, text: str) -> list[str]:
     counted = text.partition("-- KEYS:")[2].partition("-- ARGV:")[0]
     found = [f"{name}.lua: uses {word}" for word in ("'KEYS'", "'SCAN'", '"KEYS"', '"SCAN"') if word in code]
     return found + [f"{name}.lua: KEYS[{n}] is not in its header" for n in range(1, 10) if f"KEYS[{n}]" in code and f"{n} " not in counted]
+
+
+def dangerous(source: Source) -> list[str]:
+    """What runs code out of data, or writes temporary files that others can read or foresee."""
+    modules = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "yaml"}
+    found = [source.finding(node, f"imports {name}") for node, name in imports(source) if _top(name) in modules]
+    calls = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktemp"}
+    for node in source.nodes(ast.Call):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            shell = any(keyword.arg == "shell" and ast.unparse(keyword.value) != "False" for keyword in node.keywords)
+            if name in calls or shell:
+                found.append(source.finding(node, f"calls {name}{' with a shell' if shell else ''}"))
+    return sorted(set(found))

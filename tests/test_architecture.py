@@ -117,6 +117,22 @@ def test_a_look_at_the_environment_elsewhere_is_found(text: str) -> None:
     assert not rules.environment_elsewhere(_source(text, "master/__main__.py"))
 
 
+def test_nothing_runs_code_out_of_data() -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.dangerous(source)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("import pickle", "from yaml import load", "import marshal", "eval('1')", "exec(x)", "os.system(x)", "tempfile.mktemp()"),
+        *("subprocess.run(x, shell=True)", "subprocess.Popen(x, shell=y)"),
+    ],
+)
+def test_what_runs_code_out_of_data_is_found(text: str) -> None:
+    assert rules.dangerous(_source(text))
+    assert not rules.dangerous(_source("import json\nre.compile('x')\nmodel.eval()\nsubprocess.run(x, shell=False)"))
+
+
 def test_files_and_functions_can_be_read_to_their_end() -> None:
     found = [finding for source in _PROGRAM for finding in rules.too_long(source)]
     found += [finding for source in _TESTS for finding in rules.too_long(source, rules.TEST_FILE_LINES, rules.TEST_FUNCTION_LINES)]

@@ -26,6 +26,8 @@ _WATCH_EVERY_S = 1.0
 @options(LocalSettings)
 def up(flags: dict[str, Any]) -> None:
     settings = load(LocalSettings, os.environ, flags)
+    if settings.tls_cert is not None:
+        raise StartRefused("USHER_TLS_CERT: `usher up` speaks plain HTTP on loopback; unset it, or run `usher master` and `usher consumer` yourself")
     with StopRequest() as stop, claimed(settings.state_folder.absolute()):
         click.echo("usher: checking settings, ports and handler", err=True)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -47,15 +48,17 @@ def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json:
     settings = load(FollowSettings, os.environ, flags)
     up = running_up(settings.state_folder)
     urls = (settings.master_urls or (up.master_urls if up is not None else _USUAL)).split(",")
-    for told in follow([url.strip().rstrip("/") for url in urls], ticket_id, position, settings.api_token):
+    for told in follow([url.strip().rstrip("/") for url in urls], ticket_id, position, settings.api_token, settings.tls_ca):
         click.echo(orjson.dumps({"event": told.name, "id": told.position, **told.data}) if as_json else _line(told))
 
 
-def follow(urls: Sequence[str], ticket_id: str, position: str, token: str) -> Iterator[Told]:
+def follow(urls: Sequence[str], ticket_id: str, position: str, token: str, ca: Path | None = None) -> Iterator[Told]:
     """Events for ever: when a master goes, another one goes on where it was. Raises StartRefused when at the beginning none answers, and
     when one refuses."""
     session = requests.Session()
     session.trust_env = False  # these are addresses of ours: no proxy
+    if ca is not None:
+        session.verify = str(ca.expanduser())
     begun = False
     while True:
         trouble = ""

@@ -24,11 +24,12 @@ POST /api/consumers/{name}/resume     200, 404 ``not_drained``; the same
 GET /api/actions?cursor=&limit=       200, a page of at most 500, newest first; ``cursor`` where to go on
 GET /, /tickets, /consumers, ...      the page (``master.web.pages``): its errors are pages too; POST of its forms: 303
 GET /live/overview, /live/consumers   server-sent events of the page
+GET /api/openapi.json                 200, all of this for programs, made of what the routes tell (``common.openapi``)
 GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``ready`` is 503 during a stop too; ``live`` is always 200
 ====================================  ==============================================================================================
 
-Everything: 400, 401, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 431 for what the client did wrong, 503 with Retry-After when
+Everything: 400, 401, 403, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 429, 431 for what the client did wrong, 503 with Retry-After when
 Redis is away; bodies of errors are problem documents (``common.web``).
 """
 

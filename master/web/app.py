@@ -18,7 +18,7 @@ from master.web.api import REGISTER_BODY, routes
 from master.web.dead_letters import LetterPort, letter_routes
 from master.web.documents import Lag
 from master.web.follow import events_route
-from master.web.health_url import parse_hosts
+from master.web.health_url import HealthHosts
 from master.web.operations import OperationsPort, operation_routes
 from master.web.pages.port import PagePort
 from master.web.pages.site import add_pages
@@ -29,7 +29,7 @@ def create_app(
     port: MasterPort,
     *,
     doorman: Doorman,
-    health_hosts: str,
+    health_hosts: HealthHosts,
     hosts: Collection[str] = (),
     limits: RateLimits | None = None,
     letters: LetterPort | None = None,
@@ -41,12 +41,11 @@ def create_app(
 ) -> Flask:
     """The application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals`` and ``pages``, where they are given.
 
-    ``health_hosts``: the setting of that name. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
+    ``health_hosts``: where health URLs may point to. ``hosts``: the names under which this service may be addressed, empty for any. ``limits``: see
     ``common.web_limits``.
-    Raises SettingsError when health_hosts cannot be read.
     """
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts, limits)
-    app.register_blueprint(routes(port, parse_hosts(health_hosts)))
+    app.register_blueprint(routes(port, health_hosts))
     app.register_blueprint(events_route(port))
     if letters is not None:
         app.register_blueprint(letter_routes(letters, operations.note if operations is not None else None))
@@ -61,6 +60,11 @@ def create_app(
     web.add_health(app, port.health, lambda: _role(port.leading()), draining)
     add_document(app, "Usher: a master")
 
+    _add_errors(app)
+    return app
+
+
+def _add_errors(app: Flask) -> None:
     @app.errorhandler(NameHeld)
     def name_held(held: NameHeld) -> Response:
         return answer_problem(Problem(409, "name_in_use", str(held), headers=_retry_after(held.retry_after_s)))
@@ -76,8 +80,6 @@ def create_app(
     @app.errorhandler(IncarnationFenced)
     def fenced(_ended: IncarnationFenced) -> Response:
         return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
-
-    return app
 
 
 def _add_lag(app: Flask, vitals: VitalsReader) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from common.errors import SettingsError
@@ -47,10 +48,14 @@ class HealthHosts:
 
     networks: tuple[Network, ...]
     names: frozenset[str]
+    #: Ports that are never asked: those of our own Redis.
+    closed_ports: frozenset[int] = frozenset()
 
     def check(self, url: str) -> None:
         """Raise UnfitUrl unless ``url`` may be asked."""
         host = host_of(url)
+        if port_of(url) in self.closed_ports:
+            raise UnfitUrl("must not point to the port of Redis")
         if isinstance(host, str):
             if host not in self.names:
                 raise UnfitUrl("must point to a host that USHER_HEALTH_HOSTS of the master names")
@@ -58,7 +63,27 @@ class HealthHosts:
             raise UnfitUrl("must point to an address that USHER_HEALTH_HOSTS of the master names")
 
 
-def parse_hosts(text: str) -> HealthHosts:
+    def pin(self, url: str, resolve: Callable[[str, int], Sequence[str]]) -> tuple[str, str]:
+        """``url`` with an address in place of its name, and what the Host header says.
+
+        ``resolve`` gives the addresses of a name: asked once, all looked at, and the first is where the connection goes, so that a name which
+        leads elsewhere at the second look leads nowhere. Raises UnfitUrl, and what ``resolve`` raises.
+        """
+        self.check(url)
+        host, port = host_of(url), port_of(url)
+        scheme, _, behind = url.partition("://")
+        at = re.search(r"[/?]", behind)
+        named, rest = (behind[: at.start()], behind[at.start() :]) if at else (behind, "")
+        if not isinstance(host, str):
+            return url, named
+        addresses = [ipaddress.ip_address(found) for found in resolve(host, port)]
+        if not addresses or any(never(address) for address in addresses):
+            raise UnfitUrl("must point to a host with addresses that may be asked")
+        first = addresses[0]
+        return f"{scheme}://{f'[{first}]' if first.version == 6 else first}:{port}{rest}", named
+
+
+def parse_hosts(text: str, closed_ports: Iterable[int] = ()) -> HealthHosts:
     """The allow-list of a comma-separated text of addresses, networks and names. Raises SettingsError that names every bad part."""
     networks: list[Network] = []
     names = set()
@@ -73,7 +98,7 @@ def parse_hosts(text: str) -> HealthHosts:
                 problems.append(f"USHER_HEALTH_HOSTS: {part!r} is not an address, a network like 10.0.0.0/8, or a host name")
     if problems:
         raise SettingsError(problems)
-    return HealthHosts(tuple(networks), frozenset(names))
+    return HealthHosts(tuple(networks), frozenset(names), frozenset(closed_ports))
 
 
 def allowed_host(url: str, allow_list: str) -> bool:
@@ -108,6 +133,17 @@ def host_of(url: str) -> Address | str:
     if not _NAME.fullmatch(host):
         raise UnfitUrl("must name its host in the usual form")
     return host
+
+
+def port_of(url: str) -> int:
+    """The port of a URL that ``host_of`` takes."""
+    found = _URL.fullmatch(url)
+    return int(found["port"]) if found and found["port"] else 443 if url.startswith("https") else 80
+
+
+def redis_ports(redis_url: str) -> list[int]:
+    """The ports in the URL of Redis, of whatever kind."""
+    return [int(port) for port in re.findall(r":([0-9]{1,5})(?=[/,?#]|$)", redis_url.rpartition("@")[2])] or [6379]
 
 
 def never(address: Address) -> bool:

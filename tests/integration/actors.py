@@ -33,10 +33,11 @@ from consumer.owner_steps import OwnerSteps
 from consumer.policy.outcome import RetryPolicy
 from consumer.reporter import Reporter
 from consumer.starts import StartBook
-from master.dispatcher import Dispatcher, Limits
+from master.dispatcher import Dispatcher
 from master.elector import Elector, Lead
 from master.halts import ChangeWatch
 from master.janitor import Janitor
+from master.limits import Limits
 from master.mailbox import Report
 from master.membership import Membership
 from master.roster import read_roster

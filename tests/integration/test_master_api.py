@@ -21,6 +21,7 @@ from common.errors import NotNow, ReplyUnknown
 from common.health import Health
 from common.log import configure, event
 from master.web.app import create_app
+from master.web.health_url import parse_hosts
 from master.web.ports import AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 from tests.doors import doorman
 from tests.served import Running
@@ -89,7 +90,7 @@ class Desk:
 class Program:
     def __init__(self, how: dict[str, Any]) -> None:
         hosts = how.get("hosts", ())
-        self.app = create_app(Desk(how), doorman=doorman(how.get("token", "")), health_hosts="127.0.0.1,::1,good", hosts=hosts)
+        self.app = create_app(Desk(how), doorman=doorman(how.get("token", "")), health_hosts=parse_hosts("127.0.0.1,::1,good"), hosts=hosts)
 
     def start(self, port: int, host: str) -> None:
         pass

@@ -20,6 +20,7 @@ from common.web import create_app as plain_app
 from consumer.web import create_app as consumer_app
 from master.web.api import Report, read_report
 from master.web.app import create_app
+from master.web.health_url import parse_hosts
 from tests.doors import doorman
 from tests.fuzz import TOKEN, fuzz, fuzzed_master, told
 from tests.integration.test_master_api import Desk
@@ -27,7 +28,7 @@ from tests.integration.test_master_api import Desk
 
 def _master_app() -> Flask:
     parts: dict[str, Any] = {"letters": object()}
-    return create_app(Desk({}), doorman=doorman(TOKEN), health_hosts="127.0.0.1", metrics=lambda: b"", **parts)  # type: ignore[arg-type]
+    return create_app(Desk({}), doorman=doorman(TOKEN), health_hosts=parse_hosts("127.0.0.1"), metrics=lambda: b"", **parts)  # type: ignore[arg-type]
 
 
 def test_the_document_is_valid_and_has_every_route_with_its_role() -> None:

@@ -52,7 +52,7 @@ def add_pages(app: Flask, port: PagePort) -> None:
     app.register_blueprint(site)
     app.extensions["usher_doorman"].login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
-    app.jinja_env.globals.update(csrf_token=csrf_token, csrf_name=CSRF_FIELD, shell=shlex.quote, ticket_url=ticket_url, spark_points=spark)
+    app.jinja_env.globals.update(csrf_token=csrf_token, csrf_name=CSRF_FIELD, quoted=shlex.quote, ticket_url=ticket_url, spark_points=spark)
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(lambda: _common(port, notes))

@@ -1,0 +1,229 @@
+"""Asking health URLs: hostile servers, names that lead elsewhere, and a canary that must hear nothing (RELIABILITY 6.2)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.registration import Registration
+from common.webhook import Webhook
+from master import health_checker
+from master.elector import Lead
+from master.health_checker import HealthChecker
+from master.roster import Member
+from master.web.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
+
+_WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@contextmanager
+def serving(speak: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[bytes]]]:
+    """A server that does what ``speak`` does with each connection; its port, and what it was asked."""
+    heard: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    heard.append(connection.recv(65_536))
+                    speak(connection)
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1], heard
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
+
+
+def _checker(hosts: HealthHosts) -> HealthChecker:
+    return HealthChecker(Link("redis://127.0.0.1:1/0", "x"), Keys("s", "g"), Lead(), 1.0, 3, hosts)
+
+
+def _ask(url: str, hosts: HealthHosts | None = None, more: int = 0) -> bool:
+    """What is found of one consumer that registered ``url``, asked as often more."""
+    checker = _checker(hosts or parse_hosts("127.0.0.1,::1,good"))
+    member = Member(Registration("a", "u", url, 1, 1), "live", 1)
+    try:
+        answers = [checker._ask_all({"a:1": member}) for _ in range(1 + more)]
+    finally:
+        checker.on_end()
+    assert all(answer == answers[0] for answer in answers)
+    return answers[0]["a:1"]
+
+
+@pytest.fixture
+def canary() -> Iterator[tuple[int, list[bytes]]]:
+    with serving(lambda connection: connection.sendall(_WELL)) as listening:
+        yield listening
+
+
+def test_who_answers_200_is_well_and_is_told_nothing_about_us() -> None:
+    with serving(lambda connection: connection.sendall(_WELL)) as (port, heard):
+        assert _ask(f"http://127.0.0.1:{port}/api/health?x=1", more=1)
+    assert all(asked.startswith(b"GET /api/health?x=1 HTTP/1.1\r\n") for asked in heard)
+    assert b"authorization" not in heard[0].lower() and b"cookie" not in heard[0].lower()
+
+
+def _endless(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 500 X\r\n\r\n")
+    while True:
+        connection.sendall(b"x" * 65_536)
+
+
+def _drip(connection: socket.socket) -> None:
+    """A byte now and then, for longer than any test runs."""
+    for _ in range(600):
+        connection.sendall(b"H" if _ == 0 else b"T")
+        time.sleep(0.1)
+
+
+def _drip_body(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    _drip(connection)
+
+
+def _reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+@pytest.mark.parametrize(
+    "speak",
+    [
+        _endless,
+        _drip,
+        _drip_body,
+        _reset,
+        lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"a" * 70_000 + b"\r\n\r\n"),
+        lambda connection: connection.sendall(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"),
+        lambda connection: connection.sendall(b"+OK\r\n"),
+        lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\nTransfer-Encoding: y\r\n\r\n") or connection.close(),
+    ],
+    ids=["endless", "drip", "drip-body", "reset", "long-header", "503", "redis", "wrong-length"],
+)
+def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(speak: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_checker, "_WHOLE_S", 0.6)
+    monkeypatch.setattr(health_checker, "_LOOK_S", 0.1)
+    with serving(speak) as (port, _):
+        began_s = time.monotonic()
+        well = _ask(f"http://127.0.0.1:{port}/")
+        took_s = time.monotonic() - began_s
+    assert not well or speak is not _drip
+    assert took_s < 30  # the drip alone would take a minute
+
+
+def test_a_packed_answer_is_not_unpacked() -> None:
+    bomb = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nxxxxx"
+    with serving(lambda connection: connection.sendall(bomb)) as (port, _):
+        assert _ask(f"http://127.0.0.1:{port}/")
+
+
+def test_a_redirect_is_not_followed(canary: tuple[int, list[bytes]]) -> None:
+    port, heard = canary
+    away = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:%d/latest/meta-data\r\nContent-Length: 0\r\n\r\n" % port
+    with serving(lambda connection: connection.sendall(away)) as (redirecting, _):
+        assert not _ask(f"http://127.0.0.1:{redirecting}/")
+        hook = Webhook(f"http://127.0.0.1:{redirecting}/", {}, pause_s=0.0)
+        hook.add({"id": "1-1"})
+        hook._take()
+        assert hook._post() == "it answered 302"
+        hook.on_end()
+    assert not heard
+
+
+#: RELIABILITY 6.2; %d is the canary's port.
+_CORPUS = [
+    *("http://127.1:%d/", "http://0x7f.0.0.1:%d/", "http://2130706433:%d/", "http://0177.0.0.1:%d/", "http://0:%d/", "http://0.0.0.0:%d/"),
+    *("http://\u2460\u2461\u2466.\u24ea.\u24ea.\u2460:%d/", "http://127.0.0.1.:%d/", "http://[::ffff:127.0.0.1]:%d/", "http://[64:ff9b::7f00:1]:%d/"),
+    *("http://good@127.0.0.1:%d/", "http://127.0.0.1:%d#@good/", "http://good\\@127.0.0.1:%d/", "http://127.0.0.1:%d\\@good/", "http://u:p@good:%d/"),
+    *("gopher://127.0.0.1:%d/_FLUSHALL", "file:///etc/passwd?%d", "ftp://127.0.0.1:%d/", "//127.0.0.1:%d/", "http://127.0.0.1:%d/ HTTP/1.1\r\nX: y"),
+    *(
+        "http://good%%2f@127.0.0.1:%d/",
+        "http://127.0.0.1%%00:%d/",
+        "http://localhost:%d/",
+        "http://evil:%d/",
+        "http:127.0.0.1:%d/",
+        "http:///127.0.0.1:%d/",
+    ),
+    *(
+        "http://127.0.0.1:%d:80/",
+        "http://[::1]:99999/%d",
+        "http://127.0.0.1:0/%d",
+        "http://good@169.254.169.254/%d",
+        "http://169.254.169.254#@good/%d",
+    ),
+]
+
+
+@pytest.mark.parametrize("text", _CORPUS)
+def test_a_url_of_the_corpus_is_refused_and_nothing_is_sent(text: str, canary: tuple[int, list[bytes]]) -> None:
+    """The canary is on the allow-list by no name: were any of these asked after all, it would hear it."""
+    port, heard = canary
+    hosts = parse_hosts("good,10.9.9.9")
+    url = text % port
+    with pytest.raises(UnfitUrl):
+        hosts.check(url)
+    assert not _ask(url, hosts)
+    assert not heard
+
+
+def test_a_name_is_looked_up_once_and_that_address_is_asked(canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that leads elsewhere at its second look-up (DNS rebinding)."""
+    port, heard = canary
+    looked_up: list[str] = []
+
+    def resolve(name: str, _port: int) -> list[str]:
+        looked_up.append(name)
+        return ["127.0.0.1"] if len(looked_up) == 1 else ["169.254.169.254"]
+
+    monkeypatch.setattr(health_checker, "_resolve", resolve)
+    assert _ask(f"http://Good:{port}/x")
+    assert looked_up == ["good"]
+    assert f"\r\nHost: Good:{port}\r\n".encode() in heard[0]
+    assert not _ask(f"http://good:{port}/x")
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("addresses", [["169.254.169.254"], ["127.0.0.1", "169.254.169.254"], ["::ffff:127.0.0.1"], ["0.0.0.0"], []])
+def test_a_name_with_an_address_that_is_never_asked_is_not_asked_at_all(
+    addresses: list[str], canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, heard = canary
+    monkeypatch.setattr(health_checker, "_resolve", lambda _name, _port: addresses)
+    assert not _ask(f"http://good:{port}/")
+    assert not heard
+
+
+def test_the_port_of_redis_is_never_asked(canary: tuple[int, list[bytes]]) -> None:
+    port, heard = canary
+    assert not _ask(f"http://127.0.0.1:{port}/", parse_hosts("127.0.0.1", [port]))
+    assert not heard
+
+
+@pytest.mark.parametrize(
+    ("url", "ports"),
+    [
+        ("redis://u:pw:77@h:6380/0", [6380]),
+        ("redis://h", [6379]),
+        ("redis+sentinel://:x@a:26379,b:26380/service/0?sentinel_password=y", [26379, 26380]),
+        ("unix:///tmp/a.sock?db=0", [6379]),
+    ],
+)
+def test_the_ports_of_redis_are_those_of_its_url(url: str, ports: list[int]) -> None:
+    assert redis_ports(url) == ports
