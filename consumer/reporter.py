@@ -22,12 +22,12 @@ from consumer.master_client import MasterClient, MasterUnavailable
 
 log = logging.getLogger(__name__)
 
-#: Ids per report; what the master accepts at most is 1,000.
-MOST_IDS = 500
+#: Ids per report: what the master accepts at most.
+MOST_IDS = 1000
 #: A report does not follow the last one sooner than this, unless enough waits: freeing a ticket a little later costs nothing while there is room.
 _PAUSE_S = 0.1
-#: Enough is this part of the consumer's capacity; or so many ids of one ticket, which may have filled its window (USHER_TICKET_WINDOW).
-_ENOUGH_PART, _ENOUGH_OF_ONE = 4, 64
+#: So many ids of one ticket are enough: they may have filled its window (USHER_TICKET_WINDOW).
+_ENOUGH_OF_ONE = 64
 #: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
 _MOST_WAITING = 50_000
 
@@ -35,18 +35,21 @@ Item = tuple[bytes, int, Sequence[bytes]]
 
 
 class Reporter(Service):
-    """Sends acknowledgement reports. ``add`` is called by the acker's thread."""
+    """Sends acknowledgement reports. ``add`` is called by the acker's thread.
+
+    ``spare``: messages that this consumer may have beyond those that run. While half of them wait to be reported the others keep it busy.
+    """
 
     name = "report"
 
-    def __init__(self, masters: MasterClient, incarnation: str, capacity: int) -> None:
+    def __init__(self, masters: MasterClient, incarnation: str, spare: int) -> None:
         super().__init__()
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()
         self._waiting = 0  # ids in _items; both guarded by _lock
         self._lock = threading.Lock()
-        self._enough = min(MOST_IDS, max(1, capacity // _ENOUGH_PART))
+        self._enough = min(MOST_IDS, max(1, spare // 2))
         self._hurry = False
         self._last_s = -math.inf
         self.sent = 0

@@ -42,10 +42,10 @@ def items(first: int, count: int, of_one: bool = False) -> list[Any]:
     return [(b"T", 7, ids)] if of_one else [(b"T" + entry_id, 7, [entry_id]) for entry_id in ids]
 
 
-def begun(capacity: int) -> tuple[Reporter, Leader]:
+def begun(spare: int) -> tuple[Reporter, Leader]:
     """A reporter that has just reported one id."""
     leader = Leader()
-    reporter = Reporter(leader, "c:1", capacity)  # type: ignore[arg-type]
+    reporter = Reporter(leader, "c:1", spare)  # type: ignore[arg-type]
     reporter.add(items(1, 1))
     assert reporter.run_once() == 0.0
     assert leader.reports == [["1-0"]], "the first one goes at once"
@@ -53,7 +53,7 @@ def begun(capacity: int) -> tuple[Reporter, Leader]:
 
 
 def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:
-    reporter, leader = begun(capacity=2000)
+    reporter, leader = begun(spare=2000)
     reporter.add(items(2, 1))
     assert 0 < reporter.run_once() <= 0.1
     reporter.add(items(3, 1))
@@ -63,31 +63,31 @@ def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:
     assert leader.reports[1:] == [["2-0", "3-0"]]
 
 
-@pytest.mark.parametrize(("capacity", "enough"), [(1, 1), (40, 10), (2000, 500), (100_000, MOST_IDS)])
-def test_a_quarter_of_the_capacity_is_enough(clock: Clock, capacity: int, enough: int) -> None:
-    """Else a consumer that holds few messages would wait for more."""
-    reporter, leader = begun(capacity)
+@pytest.mark.parametrize(("spare", "enough"), [(-8, 1), (0, 1), (20, 10), (1992, 996), (100_000, MOST_IDS)])
+def test_half_of_what_is_spare_is_enough(clock: Clock, spare: int, enough: int) -> None:
+    """A consumer that is given no more than it runs would stand still in the pause."""
+    reporter, leader = begun(spare)
     reporter.add(items(2, enough - 1))
     reporter.run_once()
     assert len(leader.reports) == 1
-    reporter.add(items(1000, 1))
+    reporter.add(items(5000, 1))
     reporter.run_once()
     assert [len(report) for report in leader.reports] == [1, enough]
-    reporter.add(items(2000, min(1, enough - 1)))
+    reporter.add(items(6000, min(1, enough - 1)))
     reporter.run_once()
     assert len(leader.reports) == 2, "the hurry ends with the report"
 
 
 def test_many_of_one_ticket_are_enough(clock: Clock) -> None:
     """Its window may be full."""
-    reporter, leader = begun(capacity=2000)
+    reporter, leader = begun(spare=2000)
     reporter.add(items(2, 64, of_one=True))
     reporter.run_once()
     assert [len(report) for report in leader.reports] == [1, 64]
 
 
 def test_more_than_fits_goes_in_several_reports(clock: Clock) -> None:
-    reporter, leader = begun(capacity=2000)
+    reporter, leader = begun(spare=2000)
     reporter.add(items(2, 2 * MOST_IDS))
     reporter.run_once()
     reporter.run_once()
