@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from master.policy.holdings import Holdings
 from master.policy.plans import HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict, span
-from master.policy.tickets import ConsumerLoad, Standing, Ticket
+from master.policy.tickets import OPEN, ConsumerLoad, Standing, Ticket
 
 
 class Board(Holdings):
@@ -33,11 +33,11 @@ class Board(Holdings):
         parked_before = self.parked
         parts: dict[str, list[Part]] = {}
         size = 0
-        bound = self._open.bound(self.in_flight)
+        bound = self._open.bound(self.in_flight + min(limit, self.parked))  # as it will be; else all but the first would be above it
         while self._ready and size < limit:
             ticket = self._ready.popleft()
             ticket.queued = False
-            if ticket.standing is not Standing.OPEN or not ticket.parked:
+            if ticket.standing is not OPEN or not ticket.parked:
                 continue
             consumer = ticket.owner or self._open.choose(ticket, bound)
             if consumer is None:
