@@ -76,6 +76,7 @@ class StatusReader:
         """Everybody on the roster, and names in the group that still hold entries without being on it."""
         with self._lock:
             members = read_roster(self._link, self._keys)
+            left_ms = self._link.pipeline([("PTTL", self._keys.lease(incarnation)) for incarnation in members])
             try:
                 group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
             except (GroupMissing, CommandRefused):
@@ -85,13 +86,13 @@ class StatusReader:
                 "name": member.registration.name,
                 "incarnation": incarnation,
                 "state": member.state or "lost",
-                "lease_ms": member.lease_ms,
+                "lease_ms": max(0, left) if isinstance(left, int) else 0,
                 "pending": group.get(incarnation, 0),
                 "slots": member.registration.slots,
                 "capacity": member.registration.capacity,
                 "health_url": member.registration.health_url,
             }
-            for incarnation, member in members.items()
+            for (incarnation, member), left in zip(members.items(), left_ms, strict=True)
         ]
         for incarnation, pending in group.items():
             if pending and incarnation not in members and ":" in incarnation:

@@ -58,7 +58,7 @@ class MasterProgram:
             spread=settings.unkeyed == "spread",
         )
         self._dispatcher = Dispatcher(self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), self._keys, self._lead, limits)
-        self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
+        self._roster = RosterReader(self._link("roster"), self._keys, self._lead, settings.roster_seconds, self._dispatcher.post)
         bell_link = self._link("doorbell")
         doorbell = Doorbell(bell_link, TicketStream(bell_link, self._keys), self._dispatcher.ring)
         self._dispatcher.doorbell = doorbell
