@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from common.bench import hot as measure_hot
+from common.bench import idle as measure_idle
 from common.bench import machine, measures
 from common.bench import router as router_bench
 from common.bench.rig import BenchFailed
@@ -97,6 +98,22 @@ def hot(messages: int, others: int, rate: float, seconds: float, consumers: int,
         lambda: measure_hot.hot(messages, others, rate, seconds, consumers, not no_aof, os.environ),
         runs,
         ("baseline_p99_ms", "during_p99_ms", "p99_ms", "p99_ratio"),
+        as_json,
+    )
+
+
+@bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens.")
+@click.option("--masters", type=click.IntRange(1, 8), default=2, show_default=True, help="Master processes.")
+@_CONSUMERS
+@click.option("--runs", type=click.IntRange(1, 50), default=1, show_default=True, help="Runs; the headline figures are medians.")
+@_VOLATILE
+@_JSON
+def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    _report(
+        lambda: measure_idle.idle(seconds, masters, consumers, not no_aof, os.environ),
+        runs,
+        ("commands_per_second", "cpu_percent", "start_to_handled_seconds"),
         as_json,
     )
 
