@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis
 from common.redis_client import Link
 from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps, repeated
-from tests.process.machine import kill_all_of, processes_of, until
+from tests.process.machine import until
 from tests.topologies import figures
 
 pytestmark = pytest.mark.process
@@ -49,24 +46,7 @@ def started(message):
     file, _ = _Setup.get()
     file.started(message)
 '''
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        (Path(name) / "hanging.py").write_text(_HANDLERS)
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
-
-
-@pytest.fixture
-def link(folder: Path) -> Iterator[Link]:
-    with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
-        made = Link(server.url, "test")
-        yield made
-        made.close()
+FILES = {"hanging.py": _HANDLERS}
 
 
 def send(link: Link, ticket: str, **fields: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,6 @@ from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, process
 pytestmark = pytest.mark.process
 
 REAL_INCIDENTS = ROOT.parent / "shared" / "data" / "incidents.csv.gz"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """TMPDIR of the demo; at the end of every test no process of it lives and it has removed what it made."""
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
-        assert not list(Path(name).glob("usher-demo-*"))
 
 
 def demo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,6 @@ The faults are those of Stripe's example of idempotent requests: 10 % double sen
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from common.embedded import EmbeddedRedis
 from common.redis_client import Link
 from consumer.sinks.sql import SqlSink
 from tests.process.crew import KEYS, Crew
-from tests.process.machine import kill_all_of, processes_of
 from tests.sinks import quick_folder
 from tests.topologies import figures
 
@@ -60,6 +58,7 @@ def crash(when, message):
     time.sleep(0.3)  # others of this process get to their own crash meanwhile: one end of a process is a crash of several rides
     os.kill(os.getpid(), signal.SIGKILL)
 '''
+FILES = {"rides.py": _HANDLERS}
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,6 @@ class Ride:
     database: str
     crash: str
     is_doubled: bool
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        (Path(name) / "rides.py").write_text(_HANDLERS)
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
 
 
 def rides(rng: random.Random) -> list[Ride]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from common.attempts import decode
-from common.embedded import EmbeddedRedis
 from common.redis_client import Link
 from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order
-from tests.process.machine import kill_all_of, processes_of
 from tests.topologies import figures
 
 pytestmark = pytest.mark.process
@@ -31,24 +27,7 @@ def handle(message):
         raise ValueError("not today")
     record(message)
 """
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        (Path(name) / "failing.py").write_text(_HANDLERS)
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
-
-
-@pytest.fixture
-def link(folder: Path) -> Iterator[Link]:
-    with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
-        made = Link(server.url, "test")
-        yield made
-        made.close()
+FILES = {"failing.py": _HANDLERS}
 
 
 def send_others(crew: Crew, link: Link) -> float:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,20 +15,10 @@ import requests
 from common.commands.leader import is_well
 from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
-from tests.process.machine import kill_all_of, processes_of
 
 pytestmark = pytest.mark.process
 
 _PATIENCE_S = 30
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
 
 
 class Listener:

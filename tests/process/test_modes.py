@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,22 +10,12 @@ import pytest
 from common.endpoints import near
 from common.redis_client import Link
 from tests.process.crew import KEYS, Crew, Producer, ids_in, longest_pause_s, out_of_order, overlaps, repeated
-from tests.process.machine import kill_all_of, processes_of
 from tests.topologies import Cluster, UnderSentinel, figures
 
 pytestmark = pytest.mark.process
 
 _MESSAGES, _TICKETS = 2000, 60
 _BURST = 1e6
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
 
 
 def check_promise(crew: Crew, link: Link) -> None:

@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,22 +17,11 @@ from common.redis_client import Link
 from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
 from tests.postgres import find_binaries
 from tests.process.killed_streamer import POINTS
-from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of
+from tests.process.machine import ROOT, USHER, environ_for
 
 pytestmark = pytest.mark.process
 
 _ROWS = 45
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """TMPDIR of the programs; at the end no process of it lives and nothing of theirs is left."""
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
-        assert not list(Path(name).glob("usher-rides-*"))
 
 
 def _streamer(point: str, outbox: Outbox, redis_url: str, folder: Path) -> subprocess.Popen[bytes]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis
 from common.keys import Keys
 from common.redis_client import Link
 from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps
-from tests.process.machine import ROOT, environ_for, kill_all_of, processes_of, until
+from tests.process.machine import ROOT, environ_for, until
 
 pytestmark = pytest.mark.process
 
@@ -78,25 +75,7 @@ options = LoopOptions(block_s=0.2, idle_s=1.0, claim_every_s=0.2, max_attempts=2
 with MessageReadingLoop(sys.argv[1], "payments", "billing", handle, options) as loop:
     loop.wait(60)
 '''
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        (Path(name) / "shapes.py").write_text(_HANDLERS)
-        (Path(name) / "reader.py").write_text(_READER)
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
-
-
-@pytest.fixture
-def link(folder: Path) -> Iterator[Link]:
-    with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
-        made = Link(server.url, "test")
-        yield made
-        made.close()
+FILES = {"shapes.py": _HANDLERS, "reader.py": _READER}
 
 
 def send(link: Link, *messages: dict[str, str]) -> list[str]:

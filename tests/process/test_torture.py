@@ -6,14 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of, until
+from tests.process.machine import ROOT, USHER, environ_for, processes_of, until
 from tests.sinks import quick_folder
 
 pytestmark = pytest.mark.process
@@ -92,22 +90,13 @@ def total():
     with book() as pages:
         return sum(int(amount) for page in pages.values() for amount in page)
 '''
+FILES = {"shop.py": _HANDLERS}
 
 _OWN_PID = '''
 def handle(message):
     assert os.getpid() == PID, "a connection made at the import would be shared by two processes"
     naive(message)
 '''
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        (Path(name) / "shop.py").write_text(_HANDLERS)
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left, "nothing that was frozen or killed is left behind"
 
 
 def torture(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

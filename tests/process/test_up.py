@@ -8,8 +8,6 @@ import signal
 import socket
 import stat
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,16 +20,6 @@ from common.redis_client import Link
 from tests.process.machine import USHER, UsherUp, environ_for, kill_all_of, processes_of, until
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short folder (for sockets) of one test; at its end nothing that was started in it lives."""
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
-        yield Path(name)
-        left = processes_of(Path(name))
-        kill_all_of(Path(name))
-        assert not left
 
 
 def shown(up: UsherUp, text: str) -> bool:

@@ -1,0 +1,36 @@
+"""What tests with real programs share: a folder whose processes are gone afterwards, and a Redis in it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.embedded import EmbeddedRedis
+from common.redis_client import Link
+from tests.process.machine import kill_all_of, processes_of
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Working directory and TMPDIR of the programs, with the module's ``FILES`` (name -> text) in it. At the end no process of it lives, and
+    what a command made for itself is gone."""
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
+        made = Path(name)
+        for file, text in getattr(request.module, "FILES", {}).items():
+            (made / file).write_text(text)
+        yield made
+        left = processes_of(made)
+        kill_all_of(made)
+        assert not left
+        assert not list(made.glob("usher-demo-*")) + list(made.glob("usher-rides-*"))
+
+
+@pytest.fixture
+def link(folder: Path) -> Iterator[Link]:
+    with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
+        made = Link(server.url, "test")
+        yield made
+        made.close()
