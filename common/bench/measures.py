@@ -31,15 +31,7 @@ def throughput(
         floor_s = floor_seconds(rig, consumers, messages)
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "common.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0"})
-        cpu_before = rig.cpu()
-        rig.release()
-        rig.wait_until_begun()
-        began = time.monotonic()
-        rig.wait_until_done(last_id, _PATIENCE_S)
-        seconds = time.monotonic() - began
-        cpu_after = rig.cpu()
-        if rig.link.call("XLEN", rig.keys.dead):
-            raise BenchFailed("messages became dead letters")
+        seconds, cpu = seconds_for(rig, last_id)
         return {
             "messages": messages,
             "tickets": tickets,
@@ -51,10 +43,23 @@ def throughput(
             "floor_per_second": round(messages / floor_s, 1),
             "ratio": round(floor_s / seconds, 4),
             "seconds": round(seconds, 3),
-            "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
-            "rss_mib": rig.rss(),
+            "cpu_seconds": cpu,
+            "rss_mib": rig.memory(),
             "redis": rig.redis_version(),
         }
+
+
+def seconds_for(rig: Rig, last_id: bytes) -> tuple[float, dict[str, float]]:
+    """Let the programs begin: the seconds until all up to ``last_id`` is done, and the CPU seconds that it took."""
+    before = rig.cpu()
+    rig.release()
+    rig.wait_until_begun()
+    began = time.monotonic()
+    rig.wait_until_done(last_id, _PATIENCE_S)
+    seconds, after = time.monotonic() - began, rig.cpu()
+    if rig.link.call("XLEN", rig.keys.dead):
+        raise BenchFailed("messages became dead letters")
+    return seconds, {name: round(after[name] - before[name], 2) for name in after}
 
 
 def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Rig:
     def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
         """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``."""
         self.link.call("SET", self.keys.leader, _HOLD)
-        (url,) = self.begin(1, consumers, handler, {"USHER_LEADER_LEASE_SECONDS": "1", **environ})
+        (url,) = self.begin(1, consumers, handler, {"USHER_LEADER_LEASE_SECONDS": "1", **environ}, pause_s=0.5)
         names = {name for name in self._programs if name != "master"}
         deadline_s = time.monotonic() + _READY_S
         while living_consumers([url]) != names:
@@ -75,14 +75,15 @@ class Rig:
             self._check()
             time.sleep(0.05)
 
-    def begin(self, masters: int, consumers: int, handler: str, environ: dict[str, str]) -> list[str]:
-        """Start programs all at once, and wait for none. Returns the masters' URLs."""
+    def begin(self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0) -> list[str]:
+        """Start programs, and wait for none; with a pause no consumer asks a master that does not listen yet. Returns the masters' URLs."""
         binds = [f"127.0.0.1:{free_port()}" for _ in range(masters)]
         urls = [f"http://{bind}" for bind in binds]
         base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
         base |= {"USHER_TICKET_STREAM": STREAM, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning", "USHER_MASTER_URLS": ",".join(urls), **environ}
         for number, bind in enumerate(binds, 1):
             self._start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], base)
+        time.sleep(pause_s)
         for number in range(1, consumers + 1):
             self._start(f"consumer-{number}", ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler], base)
         return urls
