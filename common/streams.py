@@ -92,6 +92,11 @@ def parse_own(reply: Any) -> list[Entry]:
     return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
 
 
+def parse_bodies(reply: Any) -> list[tuple[bytes, list[bytes] | None]]:
+    """The same as they came, id and fields, for what is done with every message."""
+    return reply[0][1] if reply else []
+
+
 def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
     return ("XTRIM", inbox, "MINID", first_kept)
 

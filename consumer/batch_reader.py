@@ -7,6 +7,7 @@ wake-up can be missed. The bodies come from the own pending list, exactly those 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from common.attempts import NEVER, Attempts, decode
 from common.keys import Keys
@@ -14,7 +15,7 @@ from common.log import event
 from common.redis_client import Link
 from common.service import Service
 from common.stream_id import ZERO, after, from_rank, rank
-from common.streams import HandOver, TicketStream, parse_inbox, parse_own, range_command, read_inbox_command, read_own_command, trim_inbox_command
+from common.streams import HandOver, TicketStream, parse_bodies, parse_inbox, range_command, read_inbox_command, read_own_command, trim_inbox_command
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper
 from consumer.policy.reads import plan_reads
@@ -27,6 +28,11 @@ _ENDING_S = 0.005
 _PAGE = 1000
 #: Records of the inbox read by one call.
 _MOST_RECORDS = 100
+
+
+def _named(hand_overs: Iterable[HandOver]) -> dict[bytes, HandOver]:
+    """What says so of each id. One that is named twice was handed over anew, and runs under the later fence."""
+    return {entry_id: part for part in hand_overs for entry_id in part.ids}
 
 
 class BatchReader(Service):
@@ -80,16 +86,16 @@ class BatchReader(Service):
             self._held_up = None
             self._keeper.forget_ended(over)
             return 0
-        hand_overs = [part for _, parts in records for part in parts]
-        wanted = self._keeper.unknown(entry_id for part in hand_overs for entry_id in part.ids)
-        if len(wanted) < sum(len(part.ids) for part in hand_overs):
+        named = _named(part for _, parts in records for part in parts)
+        wanted = self._keeper.unknown(named)
+        if len(wanted) < len(named):
             records = self._that_may_be_read(records)
             if not records:
                 return 0
-            hand_overs = [part for _, parts in records for part in parts]
-            wanted = self._keeper.unknown(entry_id for part in hand_overs for entry_id in part.ids)
+            named = _named(part for _, parts in records for part in parts)
+            wanted = self._keeper.unknown(named)
         self._held_up = None
-        added = self._fill_lanes(hand_overs, wanted)
+        added = self._fill_lanes(named, wanted)
         self._last_record = records[-1][0]
         if found == len(records) < _MOST_RECORDS:
             self._keeper.forget_ended(over)
@@ -103,8 +109,8 @@ class BatchReader(Service):
             records = self._records(None)
             parts = [*self._waiting, *(part for _, named in records for part in named)]
             ending = {part.ticket for part in parts if self._keeper.is_ending(part.ticket, part.ids)}
-            ready = [part for part in parts if part.ticket not in ending]
-            self._fill_lanes(ready, self._keeper.unknown(entry_id for part in ready for entry_id in part.ids))
+            ready = _named(part for part in parts if part.ticket not in ending)
+            self._fill_lanes(ready, self._keeper.unknown(ready))
             self._waiting = [part for part in parts if part.ticket in ending]
             if not records:
                 return not self._waiting
@@ -127,53 +133,60 @@ class BatchReader(Service):
                 return records[:number]
         return records
 
-    def _fill_lanes(self, hand_overs: list[HandOver], wanted: list[bytes]) -> int:
+    def _fill_lanes(self, named: dict[bytes, HandOver], wanted: list[bytes]) -> int:
         if not wanted:
             return 0
         bodies, attempts = self._bodies(wanted)
-        fresh = set(wanted)
         missing = [entry_id for entry_id in wanted if bodies.get(entry_id) is None]
         if missing:
-            fresh -= self._find(missing, hand_overs, bodies)
-        lease = self._lease
-        parts = []
-        for part in hand_overs:
-            messages = [
-                self.message_type(part.ticket, entry_id, part.fence, bodies.get(entry_id), lease, attempts.get(entry_id, NEVER))
-                for entry_id in part.ids
-                if entry_id in fresh
-            ]
-            if messages:
-                if len(part.ids) > 1:
-                    messages.sort(key=lambda message: rank(message.stream_id))
-                parts.append((part.ticket, messages))
-        self._keeper.add(parts)
-        self.messages += len(fresh)
-        return len(fresh)
+            over = self._find(missing, named, bodies)
+            wanted = [entry_id for entry_id in wanted if entry_id not in over]
+            bodies = {entry_id: bodies.get(entry_id) for entry_id in sorted(wanted, key=rank)}
+        elif len(bodies) > len(wanted):
+            asked = set(wanted)
+            bodies = {entry_id: flat for entry_id, flat in bodies.items() if entry_id in asked}
+        by_ticket: dict[bytes, list[Message]] = {}
+        make, lease, charge = self.message_type, self._lease, attempts.get
+        for entry_id, flat in bodies.items():
+            ticket, fence, _ = named[entry_id]
+            message = make(ticket, entry_id, fence, flat, lease, charge(entry_id, NEVER))
+            messages = by_ticket.get(ticket)
+            if messages is None:
+                by_ticket[ticket] = [message]
+            else:
+                messages.append(message)
+        self._keeper.add(by_ticket.items())
+        self.messages += len(wanted)
+        return len(wanted)
 
     def _bodies(self, wanted: list[bytes]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, Attempts]]:
-        """Bodies by id, and what is known of attempts under former owners. One that is missing, or None, is not where it should be."""
+        """Bodies by id, in id order, and what is known of attempts under former owners. One that is missing, or None, is not where it should
+        be; others may be there too."""
         reads = plan_reads(wanted, self._keeper.held_ids, self._highest)
         commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
-        commands.append(("HMGET", self._keys.attempts, *wanted))
+        commands.append(("EXISTS", self._keys.attempts))
         if self._untrimmed:
             commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
         bodies: dict[bytes, list[bytes] | None] = {}
-        *read_replies, charged = self._link.pipeline(commands)[: len(reads) + 1]
-        for reply in (*read_replies, charged):
+        *read_replies, any_charged = self._link.pipeline(commands)[: len(reads) + 1]
+        for reply in (*read_replies, any_charged):
             if isinstance(reply, Exception):
                 raise reply
         for reply in read_replies:
-            bodies.update(parse_own(reply))
-        attempts = {entry_id: decode(value) for entry_id, value in zip(wanted, charged, strict=True) if value is not None}
+            bodies.update(parse_bodies(reply))
         self._untrimmed = False
-        self._highest = max(self._highest, max(map(rank, wanted)))
-        return bodies, attempts
+        if bodies:
+            self._highest = max(self._highest, rank(next(reversed(bodies))))
+        return bodies, self._attempts(wanted) if any_charged else {}
 
-    def _find(self, missing: list[bytes], hand_overs: list[HandOver], bodies: dict[bytes, list[bytes] | None]) -> set[bytes]:
+    def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
+        charged = self._link.call("HMGET", self._keys.attempts, *wanted)
+        return {entry_id: decode(value) for entry_id, value in zip(wanted, charged, strict=True) if value is not None}
+
+    def _find(self, missing: list[bytes], named: dict[bytes, HandOver], bodies: dict[bytes, list[bytes] | None]) -> set[bytes]:
         """Bodies of what the planned reads did not bring; only what has none anywhere has lost it. Returns the ids that are not ours (any more)."""
         self._read_on(missing, bodies)
-        over = self._not_ours({entry_id for entry_id in missing if entry_id not in bodies}, hand_overs)
+        over = self._not_ours({entry_id for entry_id in missing if entry_id not in bodies}, named)
         self._look_in_the_stream([entry_id for entry_id in missing if bodies.get(entry_id) is None and entry_id not in over], bodies)
         return over
 
@@ -185,18 +198,18 @@ class BatchReader(Service):
             return
         cursor, highest = from_rank(missing[0] - 1), missing[-1]
         while rank(cursor) < highest:
-            page = parse_own(self._link.call(*read_own_command(self._keys, self._incarnation, cursor, _PAGE)))
+            page = parse_bodies(self._link.call(*read_own_command(self._keys, self._incarnation, cursor, _PAGE)))
             if not page:
                 return
             bodies.update(page)
-            cursor = page[-1].id
+            cursor = page[-1][0]
 
-    def _not_ours(self, missing: set[bytes], hand_overs: list[HandOver]) -> set[bytes]:
+    def _not_ours(self, missing: set[bytes], named: dict[bytes, HandOver]) -> set[bytes]:
         """Those that the index does not have in processing with us. The pending list does not have them either: an acknowledgement of ours that
         was sent again ended them, after the group was lost and they were handed over anew. Their ticket may be another's by now."""
         if not missing:
             return set()
-        tickets = [part.ticket for part in hand_overs if not missing.isdisjoint(part.ids)]
+        tickets = list({named[entry_id].ticket for entry_id in missing})
         mine = self._incarnation.encode()
         ours = {entry_id for record in self._stream.records_of(tickets) if record is not None and record.owner == mine for entry_id in record.ids}
         over = missing - ours

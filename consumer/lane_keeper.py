@@ -135,8 +135,7 @@ class LaneKeeper:
                 if self._board.ready and (self._may_run() or self._runner_is_stuck()):
                     lane = self._board.take()
                     if lane is not None:
-                        if self._board.ready:
-                            self._changed.notify()  # the next runner, or the watcher
+                        self._wake(1 if self._board.ready else 0)  # the next runner, or the watcher
                         return lane
                 if not self._board.ready or self._watched:
                     self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
@@ -231,8 +230,10 @@ class LaneKeeper:
     # ---- inside, under the lock ----------------------------------------------------------------------------------------------
 
     def _wake(self, ready: int) -> None:
-        if ready:
-            self._changed.notify(2 if self._is_short() else ready)
+        """Wake those who are needed for so many ready lanes; where handlers are short that is one who runs and one who watches."""
+        needed = (self._board.running == 0) + (not self._watched) if self._is_short() else ready
+        if needed and ready:
+            self._changed.notify(min(needed, ready))
 
     def _is_short(self) -> bool:
         return self._mean_s < _SHORT_S

@@ -7,12 +7,14 @@ speed: the leader reads quiet tickets again. So a report is tried at every maste
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 import orjson
 
+from common.clock import now_s
 from common.log import event
 from common.message import ticket_text
 from common.service import Service
@@ -20,10 +22,12 @@ from consumer.master_client import MasterClient, MasterUnavailable
 
 log = logging.getLogger(__name__)
 
-#: Ids per report; what the master accepts at most is 1,000.
-MOST_IDS = 500
-#: A report does not follow the last one sooner than this, unless it is full: freeing a ticket a little later costs nothing while there is room.
-_PAUSE_S = 0.02
+#: Ids per report: what the master accepts at most.
+MOST_IDS = 1000
+#: A report does not follow the last one sooner than this, unless enough waits: freeing a ticket a little later costs nothing while there is room.
+_PAUSE_S = 0.1
+#: So many ids of one ticket are enough: they may have filled its window (USHER_TICKET_WINDOW).
+_ENOUGH_OF_ONE = 64
 #: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
 _MOST_WAITING = 50_000
 
@@ -31,17 +35,23 @@ Item = tuple[bytes, int, Sequence[bytes]]
 
 
 class Reporter(Service):
-    """Sends acknowledgement reports. ``add`` is called by the acker's thread."""
+    """Sends acknowledgement reports. ``add`` is called by the acker's thread.
+
+    ``spare``: messages that this consumer may have beyond those that run. While half of them wait to be reported the others keep it busy.
+    """
 
     name = "report"
 
-    def __init__(self, masters: MasterClient, incarnation: str) -> None:
+    def __init__(self, masters: MasterClient, incarnation: str, spare: int) -> None:
         super().__init__()
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()
         self._waiting = 0  # ids in _items; both guarded by _lock
         self._lock = threading.Lock()
+        self._enough = min(MOST_IDS, max(1, spare // 2))
+        self._hurry = False
+        self._last_s = -math.inf
         self.sent = 0
         self.dropped = 0
 
@@ -52,15 +62,22 @@ class Reporter(Service):
             for item in items:
                 self._items.append(item)
                 self._waiting += len(item[2])
-            is_full = self._waiting >= MOST_IDS
+                if len(item[2]) >= _ENOUGH_OF_ONE:
+                    self._hurry = True
+            if self._waiting >= self._enough:
+                self._hurry = True
         while self._items and self._waiting > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
-        if was_empty or is_full:
+        if was_empty or self._hurry:
             self.wake()
 
     def run_once(self) -> float:
         if not self._items:
             return self.stalls_after_s / 3
+        early_s = self._last_s + _PAUSE_S - now_s()
+        if early_s > 0 and not self._hurry:
+            return early_s
+        self._last_s = now_s()
         report = self._take()
         try:
             answer = self._masters.post("/api/messages/acknowledge", self._body(report))
@@ -71,7 +88,7 @@ class Reporter(Service):
             self.sent += 1
         else:
             self._drop(report, f"{answer.url} answered {answer.status}")
-        return _PAUSE_S if self._waiting < MOST_IDS else 0.0
+        return 0.0
 
     def _take(self) -> list[Item]:
         """Items of one report."""
@@ -87,6 +104,7 @@ class Reporter(Service):
                 taken.append(item)
                 size += len(item[2])
             self._waiting -= size
+            self._hurry = self._waiting >= self._enough
         return taken
 
     def _body(self, report: list[Item]) -> bytes:

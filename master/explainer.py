@@ -117,14 +117,12 @@ class Explainer:
         successor = next((other for other, member in members.items() if name_of(other) == name and other != incarnation and member.alive), "")
         paused = rules.of_consumer(name)
         member = members.get(incarnation)
-        if member is not None:
-            url = member.registration.health_url if member.alive else ""
-            return OwnerFacts(incarnation, member.state, member.lease_ms, successor, paused), url
-        lease = self._keys.lease(incarnation)  # its registration may be gone while its lease lives
+        lease = self._keys.lease(incarnation)  # it may live when the registration is gone
         state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])
         if not isinstance(state, bytes):
             return OwnerFacts(incarnation, "", 0, successor, paused), ""
-        return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), ""
+        url = member.registration.health_url if member is not None else ""
+        return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), url
 
     def _record(self, ticket: bytes) -> tuple[str, Record | None]:
         value = self._link.call("HGET", self._keys.tickets, ticket)

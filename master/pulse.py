@@ -26,7 +26,7 @@ from master.index_scan import IndexScan
 from master.policy.alarms import BAD, Alarm, alarms
 from master.policy.pulse import Sample, point, rates
 from master.policy.stuck import Seen, stuck_rows
-from master.roster import Member, read_roster
+from master.roster import Member, read_left_ms, read_roster
 from master.web.pages.text import ticket_url, visible
 
 #: Seconds between two looks, while somebody looks and else; and how long a page that was asked for counts as looking.
@@ -217,7 +217,8 @@ class Pulse(Service):
         members = read_roster(self._link, self._keys)
         owned = self._scan.owned
         held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
-        rows = {incarnation: self._row(incarnation, member, held, owned) for incarnation, member in members.items()}
+        left_ms = read_left_ms(self._link, self._keys, members)
+        rows = {incarnation: self._row(incarnation, member, left_ms[incarnation], held, owned) for incarnation, member in members.items()}
         for incarnation, count in held.items():
             if count and incarnation not in rows and ":" in incarnation:
                 rows[incarnation] = _stranger(incarnation, count, owned)
@@ -227,13 +228,13 @@ class Pulse(Service):
         seen["living"] = seen["consumers"]["live"] + seen["consumers"]["draining"]
         return states
 
-    def _row(self, incarnation: str, member: Member, held: dict[str, int], owned: Any) -> dict[str, Any]:
+    def _row(self, incarnation: str, member: Member, left_ms: int, held: dict[str, int], owned: Any) -> dict[str, Any]:
         asked = member.registration
         return {
             "name": asked.name,
             "incarnation": incarnation,
             "state": member.state or "lost",
-            "beat_ms": max(0, self._lease_ms - member.lease_ms) if member.alive else None,
+            "beat_ms": max(0, self._lease_ms - left_ms) if member.alive else None,
             "pending": held.get(incarnation, 0),
             "tickets": owned.get(incarnation.encode(), 0),
             "slots": asked.slots,

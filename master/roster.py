@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from common.keys import Keys
@@ -12,17 +12,17 @@ from common.redis_client import Link
 from common.registration import Registration, parse
 from common.service import Service
 from common.streams import pairs
+from master.elector import Lead
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Member:
-    """A registered incarnation. ``state``: live, draining, revoked, or "" when its lease has ended. ``lease_ms`` is what is left of it."""
+    """A registered incarnation. ``state``: live, draining, revoked, or "" when its lease has ended."""
 
     registration: Registration
     state: str
-    lease_ms: int
 
     @property
     def alive(self) -> bool:
@@ -41,33 +41,38 @@ def read_roster(link: Link, keys: Keys) -> dict[str, Member]:
             registrations.append(parse(name, stored))
         except ValueError:
             event(log, "registration_unreadable", level=logging.ERROR, consumer=name)
-    leases = [keys.lease(registration.incarnation) for registration in registrations]
-    replies = link.pipeline([command for lease in leases for command in (("GET", lease), ("PTTL", lease))])
-    members = {}
-    for at, registration in enumerate(registrations):
-        state, lease_ms = replies[2 * at], replies[2 * at + 1]
-        for reply in (state, lease_ms):
-            if isinstance(reply, Exception):
-                raise reply
-        members[registration.incarnation] = Member(registration, (state or b"").decode(), max(0, lease_ms))
-    return members
+    if not registrations:
+        return {}
+    states = link.call("MGET", *(keys.lease(registration.incarnation) for registration in registrations))
+    return {
+        registration.incarnation: Member(registration, (state or b"").decode()) for registration, state in zip(registrations, states, strict=True)
+    }
+
+
+def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[str, int]:
+    """What is left of the leases of these, in ms; 0: nothing."""
+    names = list(incarnations)
+    left = link.pipeline([("PTTL", keys.lease(name)) for name in names])
+    return {name: max(0, ms) if isinstance(ms, int) else 0 for name, ms in zip(names, left, strict=True)}
 
 
 class RosterReader(Service):
-    """Reads the roster again and again and tells who asked to know. ``wake`` it after a registration."""
+    """While this master leads: reads the roster again and again and tells who asked to know. ``wake`` it after a registration."""
 
     name = "roster"
 
-    def __init__(self, link: Link, keys: Keys, every_s: float, tell: Callable[[dict[str, Member]], None]) -> None:
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, tell: Callable[[dict[str, Member]], None]) -> None:
         super().__init__()
         self._link = link
         self._keys = keys
+        self._lead = lead
         self._every_s = every_s
         self._tell = tell
         self.stalls_after_s = max(10.0, 4 * every_s)
 
     def run_once(self) -> float:
-        self._tell(read_roster(self._link, self._keys))
+        if self._lead.is_ours:  # a standby reads it when it adopts
+            self._tell(read_roster(self._link, self._keys))
         return self._every_s
 
     def on_end(self) -> None:

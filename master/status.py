@@ -20,7 +20,7 @@ from common.streams import Record, TicketStream, pairs, parse_record
 from master.dead_letters import DeadLetters
 from master.live_rules import read_rules
 from master.policy.plans import HALTED, RETURNED, TAIL
-from master.roster import read_roster
+from master.roster import read_left_ms, read_roster
 
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
 _MOST_COUNTED = 100_000
@@ -93,6 +93,7 @@ class StatusReader:
         with self._lock:
             members = read_roster(self._link, self._keys)
             rules = read_rules(self._link, self._keys)
+            left_ms = read_left_ms(self._link, self._keys, members)
             try:
                 group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
             except (GroupMissing, CommandRefused):
@@ -102,7 +103,7 @@ class StatusReader:
                 "name": member.registration.name,
                 "incarnation": incarnation,
                 "state": "paused" if member.accepts and rules.of_consumer(member.registration.name) else member.state or "lost",
-                "lease_ms": member.lease_ms,
+                "lease_ms": left_ms[incarnation],
                 "pending": group.get(incarnation, 0),
                 "slots": member.registration.slots,
                 "capacity": member.registration.capacity,

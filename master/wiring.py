@@ -73,7 +73,7 @@ class MasterProgram:
         lease_ms = int(settings.lease_seconds * 1000)
         dispatch_link = self._link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
         self._dispatcher = Dispatcher(dispatch_link, self._keys, self._lead, limits_of(settings))
-        self._roster = RosterReader(self._link("roster"), self._keys, settings.roster_seconds, self._dispatcher.post)
+        self._roster = RosterReader(self._link("roster"), self._keys, self._lead, settings.roster_seconds, self._dispatcher.post)
         bell_link = self._link("doorbell")
         doorbell = Doorbell(bell_link, TicketStream(bell_link, self._keys), self._dispatcher.ring)
         self._dispatcher.doorbell = doorbell

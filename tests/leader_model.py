@@ -81,7 +81,7 @@ class RedisModel:
 
     def roster(self) -> dict[str, Member]:
         """Who is registered at this moment."""
-        return {name: Member(registration, self.leases.get(name, ""), 0) for name, registration in self.registered.items()}
+        return {name: Member(registration, self.leases.get(name, "")) for name, registration in self.registered.items()}
 
     def read_new(self, entry_id: bytes, ticket: bytes, reader: str = MASTER) -> None:
         """An entry enters the pending list."""

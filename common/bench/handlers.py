@@ -18,6 +18,11 @@ DUE_FIELD = "due_ns"
 
 #: The ticket of `usher bench hot`.
 HOT_TICKET = b"HOT"
+#: What the tickets of messages begin with that are not measured: while those come, the master begins to lead and all is done a first time.
+WARM = b"warm"
+
+#: How long ``sleeping`` takes.
+SLEEP_S = 0.01
 
 _waits = array.array("q")
 _FLUSH = 64
@@ -27,8 +32,20 @@ def noop(_message: Any) -> None:
     """Do nothing."""
 
 
+def sleeping(_message: Any) -> None:
+    """Wait, as for an answer of somebody else."""
+    time.sleep(SLEEP_S)
+
+
+def computing(_message: Any) -> None:
+    """About a millisecond of work for the interpreter."""
+    sum(number * number for number in range(15_000))
+
+
 def timed(message: Any) -> None:
     """Note how long the message took from when it was due to the start of its handler; every ``_FLUSH`` messages to the file of this process."""
+    if message.ticket.startswith(WARM):
+        return
     _waits.append(time.time_ns() - int(message.fields[DUE_FIELD]))
     if len(_waits) >= _FLUSH:
         _write()

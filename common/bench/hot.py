@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, HOT_TICKET, read_waits
-from common.bench.measures import new_rig, send_on_schedule
+from common.bench.measures import new_rig, send_on_schedule, warm_up
 from common.bench.rig import BenchFailed, Rig
 
 _FLOOD_PAGE = 1000
@@ -28,7 +28,7 @@ def hot(messages: int, others: int, rate: float, seconds: float, consumers: int,
         (waits_folder := folder / "waits").mkdir()
         rig.start_programs(consumers, "common.bench.handlers:timed_but_hot", {FOLDER_VARIABLE: str(waits_folder), "USHER_LOG_LEVEL": "error"})
         rig.release()
-        send_on_schedule(rig, [b"warm"] * 200, b"x" * 100, 200.0)
+        warm_up(rig, 100)
         phases = _Phases(waits_folder)
         send_on_schedule(rig, names, b"x" * 100, rate)
         alone = phases.end("alone", len(names))

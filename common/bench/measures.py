@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, read_waits
+from common.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, read_waits
 from common.bench.rig import STREAM, BenchFailed, Rig, floor_seconds, zipf_tickets
 
 _SEED = 1
@@ -31,15 +31,7 @@ def throughput(
         floor_s = floor_seconds(rig, consumers, messages)
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "common.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0"})
-        cpu_before = rig.cpu()
-        rig.release()
-        rig.wait_until_begun()
-        began = time.monotonic()
-        rig.wait_until_done(last_id, _PATIENCE_S)
-        seconds = time.monotonic() - began
-        cpu_after = rig.cpu()
-        if rig.link.call("XLEN", rig.keys.dead):
-            raise BenchFailed("messages became dead letters")
+        seconds, cpu = seconds_for(rig, last_id)
         return {
             "messages": messages,
             "tickets": tickets,
@@ -51,8 +43,8 @@ def throughput(
             "floor_per_second": round(messages / floor_s, 1),
             "ratio": round(floor_s / seconds, 4),
             "seconds": round(seconds, 3),
-            "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
-            "rss_mib": rig.rss(),
+            "cpu_seconds": cpu,
+            "rss_mib": rig.memory(),
             "redis": rig.redis_version(),
         }
 
@@ -89,17 +81,21 @@ def _drained(
         last_id = rig.fill(names, b"x" * payload)
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "common.bench.handlers:noop", given)
-        cpu_before = rig.cpu()
-        rig.release()
-        rig.wait_until_begun()
-        began = time.monotonic()
-        rig.wait_until_done(last_id, _PATIENCE_S)
-        seconds = time.monotonic() - began
-        cpu_after = rig.cpu()
-        if rig.link.call("XLEN", rig.keys.dead):
-            raise BenchFailed("messages became dead letters")
-        spent = {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after}
-        return {"seconds": round(seconds, 3), "cpu_seconds": spent, "rss_mib": rig.rss(), "redis": rig.redis_version()}
+        seconds, cpu = seconds_for(rig, last_id)
+        return {"seconds": round(seconds, 3), "cpu_seconds": cpu, "rss_mib": rig.memory(), "redis": rig.redis_version()}
+
+
+def seconds_for(rig: Rig, last_id: bytes) -> tuple[float, dict[str, float]]:
+    """Let the programs begin: the seconds until all up to ``last_id`` is done, and the CPU seconds that it took."""
+    before = rig.cpu()
+    rig.release()
+    rig.wait_until_begun()
+    began = time.monotonic()
+    rig.wait_until_done(last_id, _PATIENCE_S)
+    seconds, after = time.monotonic() - began, rig.cpu()
+    if rig.link.call("XLEN", rig.keys.dead):
+        raise BenchFailed("messages became dead letters")
+    return seconds, {name: round(after[name] - before[name], 2) for name in after}
 
 
 def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -112,7 +108,7 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "common.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
         rig.release()
-        last_id = send_on_schedule(rig, [b"warm"] * 100, b"x" * payload, 100.0)
+        warm_up(rig, payload)
         cpu_before, began = rig.cpu(), time.monotonic()
         last_id = send_on_schedule(rig, names, b"x" * payload, rate)
         rig.wait_until_done(last_id, 60.0)
@@ -138,6 +134,12 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
         "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
         "redis": version,
     }
+
+
+def warm_up(rig: Rig, payload: int) -> None:
+    """Messages that are not measured, until all of them are done: to all consumers, by the way that those go which are."""
+    tickets = [b"%s-%d" % (WARM, number % 40) for number in range(200)]
+    rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
 
 
 class Between(Protocol):

@@ -70,22 +70,28 @@ class Rig:
     def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
         """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``."""
         self.link.call("SET", self.keys.leader, _HOLD)
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
-        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
-        base |= {"USHER_MASTER_URLS": url, "USHER_LEADER_LEASE_SECONDS": "1", **environ}
-        self._start("master", ["master", "--bind", f"127.0.0.1:{port}"], base)
-        time.sleep(0.5)
-        names = [f"consumer-{number}" for number in range(1, consumers + 1)]
-        for name in names:
-            self._start(name, ["consumer", "--consumer-name", name, "--handler", handler], base)
+        (url,) = self.begin(1, consumers, handler, {"USHER_LEADER_LEASE_SECONDS": "1", **environ}, pause_s=0.5)
+        names = {name for name in self._programs if name != "master"}
         deadline_s = time.monotonic() + _READY_S
-        while living_consumers([url]) != set(names):
+        while living_consumers([url]) != names:
             if time.monotonic() > deadline_s:
                 raise BenchFailed(f"not all consumers registered in {_READY_S:.0f} s; their logs are above")
             self._check()
             time.sleep(0.05)
+
+    def begin(self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0) -> list[str]:
+        """Start programs, and wait for none; with a pause no consumer asks a master that does not listen yet. Returns the masters' URLs."""
+        binds = [f"127.0.0.1:{free_port()}" for _ in range(masters)]
+        urls = [f"http://{bind}" for bind in binds]
+        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
+        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
+        base |= {"USHER_MASTER_URLS": ",".join(urls), **environ}
+        for number, bind in enumerate(binds, 1):
+            self._start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], base)
+        time.sleep(pause_s)
+        for number in range(1, consumers + 1):
+            self._start(f"consumer-{number}", ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler], base)
+        return urls
 
     def release(self) -> None:
         """Let the master lead."""
@@ -93,7 +99,7 @@ class Rig:
 
     def end_programs(self) -> None:
         """Consumers first: they say goodbye to the master."""
-        consumers = [program for name, program in self._programs.items() if name != "master"]
+        consumers = [program for name, program in self._programs.items() if not name.startswith("master")]
         for group in (consumers, list(self._programs.values())):
             for program in group:
                 program.terminate()
@@ -142,7 +148,7 @@ class Rig:
         """CPU seconds so far of master, consumers (sum) and Redis."""
         seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
         for name, program in self._programs.items():
-            seconds["master" if name == "master" else "consumers"] += machine.cpu_seconds(program.pid)
+            seconds["master" if name.startswith("master") else "consumers"] += machine.cpu_seconds(program.pid)
         return seconds
 
     def rss(self) -> dict[str, float]:

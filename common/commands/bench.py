@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from common.bench import hot as measure_hot
+from common.bench import idle as measure_idle
 from common.bench import machine, measures
 from common.bench import router as router_bench
+from common.bench import scale as measure_scale
 from common.bench.rig import BenchFailed
 from common.cli import load_command
 
@@ -108,6 +110,42 @@ def hot(messages: int, others: int, rate: float, seconds: float, consumers: int,
         lambda: measure_hot.hot(messages, others, rate, seconds, consumers, not no_aof, os.environ),
         runs,
         ("baseline_p99_ms", "during_p99_ms", "p99_ms", "p99_ratio"),
+        as_json,
+    )
+
+
+@bench.command(
+    help="Whether more slots and more processes bring more. Handlers that wait 10 ms: against what their slots can do at most. Handlers that "
+    "compute for a millisecond: against the same in one process."
+)
+@click.option("--handlers", type=click.Choice(["wait", "compute"]), default="wait", show_default=True, help="What the handlers do.")
+@click.option("--messages", type=click.IntRange(min=1000), help="Messages per run. Default: 50,000, or 5,000 where handlers compute.")
+@click.option("--consumers", type=click.IntRange(1, 32), help="Consumer processes. Default: 4, or 2 where handlers compute.")
+@click.option("--slots", type=click.IntRange(1, 1024), default=64, show_default=True, help="Handlers of each that wait at a time.")
+@_RUNS
+@_VOLATILE
+@_JSON
+def scale(handlers: str, messages: int | None, consumers: int | None, slots: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    def run() -> dict[str, Any]:
+        if handlers == "wait":
+            return measure_scale.waiting(messages or 50_000, consumers or 4, slots, not no_aof, os.environ)
+        return measure_scale.computing(messages or 5_000, consumers or 2, not no_aof, os.environ)
+
+    _report(run, runs, ("messages_per_second", "floor_per_second", "ratio"), as_json)
+
+
+@bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens.")
+@click.option("--masters", type=click.IntRange(1, 8), default=2, show_default=True, help="Master processes.")
+@_CONSUMERS
+@click.option("--runs", type=click.IntRange(1, 50), default=1, show_default=True, help="Runs; the headline figures are medians.")
+@_VOLATILE
+@_JSON
+def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    _report(
+        lambda: measure_idle.idle(seconds, masters, consumers, not no_aof, os.environ),
+        runs,
+        ("commands_per_second", "cpu_percent", "start_to_handled_seconds"),
         as_json,
     )
 

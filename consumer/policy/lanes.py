@@ -54,7 +54,7 @@ class Lane(Generic[M]):
         self.ticket = ticket
         self.queue: deque[M] = deque()
         self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
-        self.last = -1  # rank of the last message queued
+        self.last = b""  # the highest id ever queued
         self.forgotten = False  # while it runs: what runs is not its ticket's owner any more
         self.busy = False  # ready, running, waiting, held or apart: it is in one place only
         self.isolation = _TOGETHER  # what it has now
@@ -99,13 +99,13 @@ class LaneBoard(Generic[M]):
         lane = self.lanes.get(ticket)
         if lane is None:
             lane = self.lanes[ticket] = Lane(ticket)
-        first = rank(messages[0].stream_id)
-        if first > lane.last:
+        last = messages[-1].stream_id
+        if not lane.last or rank(messages[0].stream_id) > rank(lane.last):
             lane.queue.extend(messages)
-            lane.last = rank(messages[-1].stream_id) if len(messages) > 1 else first
+            lane.last = last
         else:
             lane.early.extend(messages)
-            lane.last = max(lane.last, rank(messages[-1].stream_id))
+            lane.last = max(lane.last, last, key=rank)
         self.held_ids.update([message.stream_id for message in messages])
         if not lane.busy:
             lane.busy = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from common.stream_id import before, rank
+from common.stream_id import from_rank, rank
 
 #: More separate runs than this are read as one: a round trip of many commands costs more than bodies read twice.
 _MOST_RUNS = 16
@@ -27,25 +27,19 @@ def plan_reads(wanted: Sequence[bytes], held: Callable[[], Collection[bytes]], h
 
     The usual case, all new ids above all old ones, is one read of exactly their number.
     """
-    ordered = sorted(wanted, key=rank)
-    if rank(ordered[0]) > highest_held:
-        return [OwnRead(before(ordered[0]), len(ordered))]
+    ranks = sorted(map(rank, wanted))
+    lowest, highest = ranks[0], ranks[-1]
+    if lowest > highest_held:
+        return [OwnRead(from_rank(lowest - 1), len(ranks))]
     runs: list[OwnRead] = []
-    lowest, highest = rank(ordered[0]), rank(ordered[-1])
-    between = sorted((rank(entry_id), False) for entry_id in held() if lowest < rank(entry_id) < highest)
-    line = sorted([*between, *((rank(entry_id), True) for entry_id in ordered)])
-    start: bytes | None = None
-    count = 0
-    position = 0
-    for _, is_wanted in line:
+    between = [(at, False) for at in map(rank, held()) if lowest < at < highest]
+    line = sorted([*between, *((at, True) for at in ranks)])
+    start, count = 0, 0
+    for at, is_wanted in line:
         if is_wanted:
-            if start is None:
-                start = ordered[position]
-            count += 1
-            position += 1
-        elif start is not None:
-            runs.append(OwnRead(before(start), count))
-            start, count = None, 0
-    if start is not None:
-        runs.append(OwnRead(before(start), count))
-    return runs if len(runs) <= _MOST_RUNS else [OwnRead(before(ordered[0]), len(line))]
+            start, count = (start, count + 1) if count else (at, 1)
+        elif count:
+            runs.append(OwnRead(from_rank(start - 1), count))
+            count = 0
+    runs.append(OwnRead(from_rank(start - 1), count))  # the highest of the line is wanted
+    return runs if len(runs) <= _MOST_RUNS else [OwnRead(from_rank(lowest - 1), len(line))]

@@ -34,7 +34,7 @@ class OpenConsumers:
         names = self._affinity.ranking(ticket.name)
         for name in (ticket.home, *names) if ticket.home else names:
             consumer = self._by_name.get(name)
-            if consumer is not None and consumer.room > 0 and (consumer.in_flight < bound or consumer.in_flight < consumer.slots):
+            if consumer is not None and consumer.in_flight < min(consumer.capacity, max(bound, consumer.slots)):
                 return consumer
         best = min(self._by_name.values(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
         return best if best is not None and best.room > 0 else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from master.policy.plans import HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict, span
 from master.policy.ruled import RuledHoldings
-from master.policy.tickets import ConsumerLoad, Standing, Ticket
+from master.policy.tickets import OPEN, ConsumerLoad, Standing, Ticket
 
 
 class Board(RuledHoldings):
@@ -35,11 +35,11 @@ class Board(RuledHoldings):
         parked_before = self.parked
         parts: dict[str, list[Part]] = {}
         size = 0
-        bound = self._open.bound(self.in_flight)
+        bound = self._open.bound(self.in_flight + min(limit, self.parked))  # as it will be; else all but the first would be above it
         while self._ready and size < limit:
             ticket = self._ready.popleft()
             ticket.queued = False
-            if ticket.standing is not Standing.OPEN or not ticket.parked:
+            if ticket.standing is not OPEN or not ticket.parked:
                 continue
             most = limit - size
             if self._ruled and (most := self._allowed(ticket, most, now_s)) <= 0:

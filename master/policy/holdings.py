@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from common.stream_id import ZERO, before, rank
 from master.policy.choice import OpenConsumers
 from master.policy.plans import HALTED, NOBODY, RETURNED, TAIL
-from master.policy.tickets import ConsumerLoad, Standing, Ticket
+from master.policy.tickets import OPEN, ConsumerLoad, Standing, Ticket
 
 
 class Holdings:
@@ -182,20 +182,20 @@ class Holdings:
     def _settle(self, ticket: Ticket) -> None:
         """After ids left: free the ticket if nothing runs, queue it if something waits, forget it if nothing is left."""
         owner = ticket.owner
-        if not ticket.running and ticket.standing is Standing.OPEN and owner is not None:
+        if not ticket.running and ticket.standing is OPEN and owner is not None:
             owner.tickets.pop(ticket.name, None)
             ticket.owner, ticket.believed = None, NOBODY
             self._retry(owner.waiting)  # it may wait there, and is not bound to that consumer any more
         if ticket.parked:
             if not ticket.queued:
                 self._queue(ticket)
-        elif not ticket.running and ticket.above is None and ticket.standing in (Standing.OPEN, Standing.RECOVERING):
+        elif not ticket.running and ticket.above is None and (ticket.standing is OPEN or ticket.standing is Standing.RECOVERING):
             if ticket.owner is not None:
                 ticket.owner.tickets.pop(ticket.name, None)
             self.tickets.pop(ticket.name, None)
 
     def _queue(self, ticket: Ticket) -> None:
-        if ticket.queued or ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) > self._refill_at:
+        if ticket.queued or ticket.standing is not OPEN or not ticket.parked or len(ticket.running) > self._refill_at:
             return
         if ticket.owner is not None and not ticket.owner.accepts:
             return  # it waits until its draining owner is done with it

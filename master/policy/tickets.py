@@ -32,6 +32,10 @@ class Standing(enum.Enum):
     ENDING = "ending"
 
 
+#: For what is asked with every message: a member of an enum costs a look-up in Python 3.11.
+OPEN = Standing.OPEN
+
+
 class Ticket:
     """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, in id order.
 
@@ -48,7 +52,7 @@ class Ticket:
         self.home = ""  # the name of its last owner, if that one died: it gets the ticket back
         self.running: dict[bytes, None] = {}
         self.parked: deque[bytes] = deque()
-        self.standing = Standing.OPEN
+        self.standing = OPEN
         self.queued = False
         self.compared_s = 0.0
         self.above: bytes | None = None

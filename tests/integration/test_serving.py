@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -46,6 +47,7 @@ class Program:
         self._how = how
         self.app = Flask(__name__)
         self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
+        self.app.add_url_rule("/memory", "memory", lambda: {"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold()[0]})
         self.app.add_url_rule("/slow", "slow", _slow)
         self.app.add_url_rule("/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"])
         self.app.add_url_rule("/refuse", "refuse", lambda: ("", 413), methods=["POST"])
@@ -111,6 +113,12 @@ def test_the_program_starts_after_the_fork_with_the_real_port_and_one_clean_line
     assert running.worker != running.process.pid
     assert running.records("listening")[0]["url"] == f"http://127.0.0.1:{running.port}"
     assert len(running.text().splitlines()) == 3  # our own "make" and "start", and "listening": nothing of gunicorn
+
+
+def test_the_collector_leaves_alone_what_was_there_at_the_start(start: Callable[..., Running]) -> None:
+    memory = requests.get(f"http://127.0.0.1:{start().wait_until_up().port}/memory", timeout=PATIENCE_S).json()
+    assert memory["frozen"] > 10_000
+    assert memory["threshold"] >= 10_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from master.policy.affinity import Affinity
 from master.policy.plans import NOBODY, Verdict
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of
 
@@ -24,6 +25,16 @@ class TestPlan:
             arrive(board, b"T%d" % number, number + 1)
         hand_over(board)
         assert all(15 <= consumer.in_flight <= 40 for consumer in board.consumers.values())
+
+    def test_of_many_tickets_that_come_at_once_each_goes_where_it_belongs(self) -> None:
+        """Also to idle consumers: who is above the bound is seen by what all of them will have."""
+        names = ("c1", "c2", "c3")
+        board = board_with(*names, capacity=1000)
+        for number in range(600):
+            arrive(board, b"T%d" % number, number + 1)
+        hand_over(board)
+        ranking = Affinity(names).ranking
+        assert all(consumer.name == ranking(ticket)[0] for consumer in board.consumers.values() for ticket in consumer.tickets)
 
     def test_a_ticket_in_processing_stays_with_its_owner_whoever_else_is_idle(self) -> None:
         board = board_with("c1")

@@ -145,6 +145,21 @@ def test_while_handlers_are_short_a_second_lane_runs_only_when_the_first_blocks(
     assert now_s() - began_s >= lane_keeper._WATCH_S
 
 
+def test_nobody_is_woken_who_is_not_needed(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A woken thread that finds nothing to do costs more than a short handler."""
+    woken: list[int] = []
+    monkeypatch.setattr(keeper._changed, "notify", woken.append)
+    keeper.add([messages(b"A", 1)])
+    assert woken == [1], "one who runs"
+    assert keeper.next_lane(PATIENCE_S) is not None
+    assert woken == [1], "nothing else is ready"
+    keeper.add([messages(b"B", 2), messages(b"C", 3)])
+    assert woken == [1, 1], "one who watches"
+    keeper._watched = True
+    keeper.add([messages(b"D", 4)])
+    assert woken == [1, 1], "somebody runs, and somebody watches"
+
+
 def test_more_work_that_comes_while_somebody_watches_says_nothing_about_the_runner(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.3)
     keeper.add([messages(b"A", 1), messages(b"B", 2)])

@@ -1,0 +1,45 @@
+"""Whether more slots and more processes bring more: handlers that wait, against what their slots can do at most; handlers that compute, in
+one process and in several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.bench.handlers import SLEEP_S
+from common.bench.measures import new_rig, seconds_for
+
+_TICKETS = 10_000
+
+
+def waiting(messages: int, consumers: int, slots: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    """One run with handlers that sleep. The floor is what the slots of all consumers do when none of them ever waits for a message."""
+    run = _run(messages, consumers, {"USHER_CONCURRENCY": str(slots)}, "common.bench.handlers:sleeping", durable, environ)
+    floor = consumers * slots / SLEEP_S
+    return {"handlers": "wait", "slots": slots, **run, "floor_per_second": floor, "ratio": round(run["messages_per_second"] / floor, 4)}
+
+
+def computing(messages: int, processes: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    """One run with handlers that compute: in one process, which is the floor, and in ``processes``."""
+    alone, together = (_run(messages, count, {}, "common.bench.handlers:computing", durable, environ) for count in (1, processes))
+    floor = alone["messages_per_second"]
+    return {"handlers": "compute", **together, "floor_per_second": floor, "ratio": round(together["messages_per_second"] / floor, 4)}
+
+
+def _run(messages: int, consumers: int, more: dict[str, str], handler: str, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Every ticket comes equally often: a hot one would have the others wait for it."""
+    with new_rig(durable, environ) as (rig, _):
+        last_id = rig.fill([b"T%d" % (number % _TICKETS) for number in range(messages)], b"x" * 100)
+        rig.stream.create_group(b"0-0")
+        rig.start_programs(consumers, handler, more)
+        seconds, cpu = seconds_for(rig, last_id)
+        return {
+            "messages": messages,
+            "consumers": consumers,
+            "appendonly": durable,
+            "messages_per_second": round(messages / seconds, 1),
+            "seconds": round(seconds, 3),
+            "cpu_seconds": cpu,
+            "rss_mib": rig.rss(),
+            "redis": rig.redis_version(),
+        }

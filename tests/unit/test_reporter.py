@@ -1,0 +1,94 @@
+"""When a report goes: at once after a pause, and within it only when enough waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from consumer import reporter as reporter_module
+from consumer.master_client import Answer
+from consumer.reporter import MOST_IDS, Reporter
+
+
+class Leader:
+    """Notes the ids of every report, in place of HTTP."""
+
+    def __init__(self) -> None:
+        self.reports: list[list[str]] = []
+
+    def post(self, _path: str, body: bytes) -> Answer:
+        self.reports.append([entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]])
+        return Answer("", 200, {}, 0.0)
+
+
+class Clock:
+    s = 100.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(reporter_module, "now_s", clock)
+    return clock
+
+
+def items(first: int, count: int, of_one: bool = False) -> list[Any]:
+    ids = [b"%d-0" % number for number in range(first, first + count)]
+    return [(b"T", 7, ids)] if of_one else [(b"T" + entry_id, 7, [entry_id]) for entry_id in ids]
+
+
+def begun(spare: int) -> tuple[Reporter, Leader]:
+    """A reporter that has just reported one id."""
+    leader = Leader()
+    reporter = Reporter(leader, "c:1", spare)  # type: ignore[arg-type]
+    reporter.add(items(1, 1))
+    assert reporter.run_once() == 0.0
+    assert leader.reports == [["1-0"]], "the first one goes at once"
+    return reporter, leader
+
+
+def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:
+    reporter, leader = begun(spare=2000)
+    reporter.add(items(2, 1))
+    assert 0 < reporter.run_once() <= 0.1
+    reporter.add(items(3, 1))
+    assert len(leader.reports) == 1
+    clock.s += 0.2
+    reporter.run_once()
+    assert leader.reports[1:] == [["2-0", "3-0"]]
+
+
+@pytest.mark.parametrize(("spare", "enough"), [(-8, 1), (0, 1), (20, 10), (1992, 996), (100_000, MOST_IDS)])
+def test_half_of_what_is_spare_is_enough(clock: Clock, spare: int, enough: int) -> None:
+    """A consumer that is given no more than it runs would stand still in the pause."""
+    reporter, leader = begun(spare)
+    reporter.add(items(2, enough - 1))
+    reporter.run_once()
+    assert len(leader.reports) == 1
+    reporter.add(items(5000, 1))
+    reporter.run_once()
+    assert [len(report) for report in leader.reports] == [1, enough]
+    reporter.add(items(6000, min(1, enough - 1)))
+    reporter.run_once()
+    assert len(leader.reports) == 2, "the hurry ends with the report"
+
+
+def test_many_of_one_ticket_are_enough(clock: Clock) -> None:
+    """Its window may be full."""
+    reporter, leader = begun(spare=2000)
+    reporter.add(items(2, 64, of_one=True))
+    reporter.run_once()
+    assert [len(report) for report in leader.reports] == [1, 64]
+
+
+def test_more_than_fits_goes_in_several_reports(clock: Clock) -> None:
+    reporter, leader = begun(spare=2000)
+    reporter.add(items(2, 2 * MOST_IDS))
+    reporter.run_once()
+    reporter.run_once()
+    assert [len(report) for report in leader.reports] == [1, MOST_IDS, MOST_IDS]
