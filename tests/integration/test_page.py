@@ -121,6 +121,9 @@ def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None
     assert "halted" in site.get("/").text
     assert "body of 1-1" in site.get("/messages/1-1").text
     assert "stray" in site.get("/audit").text
+    example = b'{"check":"stray","severity":"bad","count":3,"means":"m","examples":[{"id":"1-1","ticket":"T","owner":"a","detail":"<b>"}]}'
+    world.link.call("SET", world.keys.audit, b'{"verdict":"bad","findings":{"stray":3},"examples":[%s]}' % example)
+    assert "&lt;b&gt;" in site.get("/audit").text
     assert "has this entry pending" in site.get("/streams").text
 
 

@@ -33,6 +33,8 @@ _COUNTED, _GROUPS = 2_000, 20
 _LOOK_S = 0.1
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2}
+#: What a summary has; one of another version may lack some.
+_OF_AN_AUDIT = ("run", "started_ms", "seconds", "verdict", "pending", "executions", "repeated", "unproven", "findings", "examples")
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
@@ -204,7 +206,8 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
 
     @views.get("/audit")
     def audit() -> str:
-        return show("audit.html", "audit", audit=port.facts.audit())
+        found = port.facts.audit()
+        return show("audit.html", "audit", audit=None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found)
 
     @views.get("/doctor")
     def doctor() -> str:
