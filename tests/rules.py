@@ -22,7 +22,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py"),
     "hiredis": ("common/router/push_link.py", "master/audit/bulk.py"),
     "requests": ("master/health_checker.py", "master/owner_question.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
-    "urllib3": ("consumer/master_client.py",),
+    "urllib3": ("consumer/master_client.py", "master/health_checker.py"),
     "flask": ("common/web.py", "common/web_*.py", "common/problem.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "common/web_auth.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
     "itsdangerous": ("common/web_auth.py",),
