@@ -40,7 +40,7 @@ COMMANDS: dict[str, Listed] = {
     "dead": Listed("master.commands.dead:dead", "Look at dead letters, redrive them, or drop them."),
     "audit": Listed("master.commands.audit:audit", "Prove from pending lists and run log: the promise held."),
     "token": Listed("common.commands.token:token", "Make a token for the HTTP API and the page."),
-    "acl": Listed("common.commands.acl:acl", "Print users for Redis, with just the rights that Usher's programs need."),
+    "acl": Listed("common.commands.acl:acl", "Print users for Redis that have just the rights they need."),
     "doctor": Listed("common.commands.doctor:doctor", "Check Redis and what its set-up means for the promise."),
     "torture": Listed("consumer.commands.torture:torture", "Try your handler against repeats, kills and zombies."),
     "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
