@@ -29,8 +29,14 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture
-def link(folder: Path) -> Iterator[Link]:
+def redis_url(folder: Path) -> Iterator[str]:
+    """A redis-server of the test's own."""
     with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
-        made = Link(server.url, "test")
-        yield made
-        made.close()
+        yield server.url
+
+
+@pytest.fixture
+def link(redis_url: str) -> Iterator[Link]:
+    made = Link(redis_url, "test")
+    yield made
+    made.close()
