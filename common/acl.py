@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from common.keys import Keys, LogKeys, uid_key
 from common.scripts import source
+from common.sources import is_pattern
 
-_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER)')?")
+_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
 #: What every connection sends, and what a start and the doctor look at (MULTI and DISCARD: see common/doctor/rights.py).
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "multi", "discard")
@@ -64,18 +65,27 @@ def commands_of(script: str) -> set[str]:
     return found | {name.lower() for name in _TABLE.findall(text)}
 
 
-def programs(stream: str, group: str) -> tuple[Program, ...]:
-    """All kinds of programs around one ticket stream and group."""
+def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Program, ...]:
+    """All kinds of programs around one ticket stream and group.
+
+    ``sources``: names and patterns of what is gathered into it, if it is a work stream.
+    """
     keys, log = Keys(_plain(stream), _plain(group)), LogKeys(_plain(stream), "*")
     everything, at = f"{keys.prefix}*", keys.stream
+    fed = tuple(source if is_pattern(source) else _plain(source) for source in sources)
+    given = fed or (at,)
     return (
-        Program("producer", "whoever adds messages with a plain XADD", (), ("xadd",), (at,), connects=False),
-        Program("sender", "`usher send`, common.producer", ("send",), ("xadd", "xinfo|stream"), (at, uid_key(_plain(stream), b"*").decode())),
-        Program("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget"), (
+        Program("producer", "whoever adds messages with a plain XADD", (), ("xadd",), given, connects=False),
+        Program("sender", "`usher send`, common.producer", ("send",), ("xadd", "xinfo|stream"), (
+            *given, *(uid_key(one, b"*").decode() for one in given),
+        )),
+        Program("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"), (
             *(at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers),
             *(keys.lease("*"), keys.inbox("*"), keys.noted("*")),
         )),
-        Program("master", "masters, and the commands of operators", _MASTER, _MASTER_SENDS, (at, everything, log.checkpoints, log.archived)),
+        Program("master", "masters, and the commands of operators", _MASTER + (_GATHERING if fed else ()), _MASTER_SENDS + (("scan",) if fed else ()), (
+            *(at, everything, log.checkpoints, log.archived, log.groups), *fed,
+        )),
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
                 ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get"), (at, log.leader, log.counters)),
         Program("reader", "log consumers (common.outbox)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
@@ -87,11 +97,13 @@ _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "der
 _MASTER = (
     *("fetch", "read_parked", "reject", "end_tail", "hand_over", "take_back", "free_tickets", "sweep", "save_position", "note_repeats", "rejoin"),
     *("revoke", "reap", "forget_attempts", "elect", "hold_lead", "resign", "next_generation", "register"),
-    *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim"),
+    *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim", "change_rules", "end_by_rule"),
+    *("ticket_entries", "find_entries", "find_runs", "pending_heads", "read_field"),
 )
+_GATHERING = ("gather", "share", "look_at_sources")
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),
-    *("get", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel"),
+    *("get", "mget", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel", "xadd", "time"),
 )
 _READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")
 _AUDITOR_SENDS = (
@@ -109,10 +121,10 @@ _HEAD = """\
 """
 
 
-def acl_file(stream: str, group: str) -> str:
-    """The whole file."""
-    lines = [_HEAD.format(stream=stream, group=group), "user default off resetpass resetkeys resetchannels -@all"]
-    for program in programs(stream, group):
+def acl_file(stream: str, group: str, sources: Sequence[str] = ()) -> str:
+    """The whole file; see ``programs``."""
+    lines = [_HEAD.format(stream=','.join(sources) or stream, group=group), "user default off resetpass resetkeys resetchannels -@all"]
+    for program in programs(stream, group, sources):
         lines += ["", f"# {program.about}", program.line()]
     return "\n".join(lines) + "\n"
 

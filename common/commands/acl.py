@@ -15,4 +15,6 @@ from common.settings import CommonSettings, load, options
 @options(CommonSettings)
 def acl(flags: dict[str, Any]) -> None:
     settings = load(CommonSettings, os.environ, flags)
-    click.echo(acl_file(settings.ticket_stream, settings.group), nl=False)
+    sources = settings.sources
+    fed = () if sources is None else (*sources.names, *sources.patterns)
+    click.echo(acl_file(settings.work_stream, settings.group, fed), nl=False)
