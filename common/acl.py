@@ -83,7 +83,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
             *(at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers),
             *(keys.lease("*"), keys.inbox("*"), keys.noted("*")),
         )),
-        Program("master", "masters, and the commands of operators", _MASTER + (_GATHERING if fed else ()), _MASTER_SENDS + (("scan",) if fed else ()), (
+        Program("master", "masters, and the commands of operators", _MASTER + _GATHERING * bool(fed), _MASTER_SENDS + ("scan",) * bool(fed), (
             *(at, everything, log.checkpoints, log.archived, log.groups), *fed,
         )),
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
