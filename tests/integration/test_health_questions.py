@@ -59,7 +59,7 @@ def _checker(hosts: HealthHosts) -> HealthChecker:
 def _ask(url: str, hosts: HealthHosts | None = None, more: int = 0) -> bool:
     """What is found of one consumer that registered ``url``, asked as often more."""
     checker = _checker(hosts or parse_hosts("127.0.0.1,::1,good"))
-    member = Member(Registration("a", "u", url, 1, 1), "live", 1)
+    member = Member(Registration("a", "u", url, 1, 1), "live")
     try:
         answers = [checker._ask_all({"a:1": member}) for _ in range(1 + more)]
     finally:
