@@ -3,7 +3,8 @@
 A program runs scripts, and whoever runs a script needs the rights of every command in it: so a user's commands are those of its scripts, read out
 of their text, and those that it sends itself. Keys are patterns of names, as Redis 6.2 knows them: a user's commands are allowed on all of its keys.
 So these users confine what a program that was broken into, or is wrong, can reach; they are no proof of ownership. Whoever may acknowledge may
-acknowledge any entry of the stream, and an auditor could write where it reads.
+acknowledge any entry of the stream, and an auditor could write where it reads. A master that gathers several ticket streams needs more than the
+master's user has: XGROUP, TYPE and HSETNX, and the keys of those streams.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ _MASTER = (
     *("fetch", "read_parked", "reject", "end_tail", "hand_over", "take_back", "free_tickets", "sweep", "save_position", "note_repeats", "rejoin"),
     *("revoke", "reap", "forget_attempts", "elect", "hold_lead", "resign", "next_generation", "register"),
     *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim"),
+    *("change_rules", "end_by_rule", "ticket_entries", "pending_heads", "read_field", "find_entries"),
 )
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),

@@ -20,6 +20,7 @@ from common.stream_router import StreamRouter
 from common.streams import TicketStream
 from master.access import admission, health_hosts
 from master.actions import ActionLog
+from master.asker import Asker
 from master.audit_metrics import AuditMetrics
 from master.bulk_letters import BulkLetters
 from master.dead_letters import DeadLetters
@@ -29,7 +30,7 @@ from master.explainer import Explainer
 from master.gathering import Gathering
 from master.halts import ChangeWatch
 from master.hand_over_spans import HandOverSpans
-from master.health_checker import HealthChecker
+from master.health_checker import BOUNDS, HealthChecker
 from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
@@ -38,7 +39,7 @@ from master.live_rules import LiveRules
 from master.membership import Membership
 from master.metrics import MasterMetrics
 from master.operations import Operations
-from master.owner_question import ask_owner
+from master.owner_question import OwnerQuestion
 from master.pulse import Pulse
 from master.roster import RosterReader
 from master.service_port import ServicePort
@@ -83,7 +84,8 @@ class MasterProgram:
         changes = ChangeWatch(self._link("changes"), self._keys.changed, self._dispatcher.post)
         self._lead.on_change = self._dispatcher.wake
         hosts, every_s, failures = health_hosts(settings, redis_url), settings.health_seconds, settings.health_failures
-        health = HealthChecker(self._link("health"), self._keys, self._lead, every_s, failures, hosts, settings.tls_ca)
+        asker = Asker(hosts, BOUNDS, settings.tls_ca)
+        health = HealthChecker(self._link("health"), self._keys, self._lead, every_s, failures, asker)
         janitor = Janitor(self._link("reap"), self._keys, self._lead, settings.sweep_seconds)
         sockets = LiveSockets(settings.followers_limit)
         feed = TicketFeed(self._link("feed"), self._keys, settings.work_ticket_field, sockets, self._make_router)
@@ -99,13 +101,14 @@ class MasterProgram:
         self._membership = Membership(self._link("register"), self._keys, lease_ms)
         self._status = StatusReader(self._link("status"), self._keys, settings.sources)
         self._letters = DeadLetters(self._link("letters"), self._keys)
-        self._vitals = VitalsReader(self._link("vitals"), self._keys)
+        self._vitals = VitalsReader(self._link("vitals"), self._keys, self._status.sources)
         tracer = telemetry.tracer()
         self._spans = None if tracer is None else HandOverSpans(tracer, self._link("spans", 1.0), self._keys)
         self._dispatcher.counts.on_handed_over = self._spans
         metrics.add(MasterMetrics(self._vitals, self._services, self._dispatcher, health))
         metrics.add(AuditMetrics(self._status.audit))
         port = ServicePort(self._membership, self._status, self._dispatcher, self._lead, self._services, lease_ms, self._roster.wake, feed)
+        self._ask_owner = OwnerQuestion(hosts, settings.tls_ca)
         self._operations = self._make_operations(lease_ms)
         self._stopping = False
         self.app = self._make_app(port, metrics, self._make_pages(lease_ms, sockets), hosts)
@@ -143,6 +146,7 @@ class MasterProgram:
         self._story.close()
         self._facts.close()
         self._operations.close()
+        self._ask_owner.close()
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
         for entry in rejected:
@@ -168,7 +172,7 @@ class MasterProgram:
 
     def _make_operations(self, lease_ms: int) -> Operations:
         keys, dispatcher = self._keys, self._dispatcher
-        explainer = Explainer(self._link("explain"), keys, self._settings.work_ticket_field, lease_ms, ask_owner, dispatcher.glance)
+        explainer = Explainer(self._link("explain"), keys, self._settings.work_ticket_field, lease_ms, self._ask_owner, dispatcher.glance)
         return Operations(keys.stream, LiveRules(self._link("rules"), keys), ActionLog(self._link("actions"), keys), explainer)
 
     def _make_router(self) -> StreamRouter:
