@@ -61,6 +61,7 @@ def test_what_waits_in_the_sources_is_part_of_the_lag_and_is_looked_at_for_all_w
     world.send("a", "1-1", "2-1")
     world.gather("a", quantum=1)
     world.send("b", "1-1", "2-1")
+    link.call("DEL", world.keys.shares)  # nobody gathers any more
     status = StatusReader(link, world.keys, MasterSettings(ticket_stream="a,b", group="g").sources)
     document = lag_document(VitalsReader(link, world.keys, status.sources).read())
     assert (document["lag"], document["unfinished"]) == (4, 4), "one is in the work stream, one in a, two in b"
