@@ -15,6 +15,7 @@ from common.errors import RedisTrouble
 from common.keys import Keys
 from common.log import event
 from common.redis_client import Link
+from common.stream_id import rank
 from common.streams import pairs
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class ActionLog:
 
     def page(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
         """Up to ``limit`` lines below id ``before``, the newest first, and where to go on; None at the end."""
+        if before is not None and not rank(before):
+            return [], None  # nothing is below 0-0, and Redis would refuse to look
         end = b"+" if before is None else b"(" + before
         with self._lock:
             rows = self._link.call("XREVRANGE", self._key, end, "-", "COUNT", limit)

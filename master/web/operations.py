@@ -28,6 +28,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from common.message import LONGEST_TICKET
 from common.openapi import tells
 from common.web import Problem, answer, read_json, read_model, unprocessable
+from common.web_fields import PageLimit, StreamId
 from master.actions import Action as Done
 from master.actions import By
 from master.live_rules import Changed, TooManyRules
@@ -37,7 +38,6 @@ from master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleC
 
 BODY = 8 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
-_STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _RULE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _EXPLAIN = b"/explain"
 
@@ -109,8 +109,8 @@ class _Why(BaseModel):
 class _Page(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cursor: Annotated[str, Field(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")] | None = None
-    limit: int = Field(_ON_A_PAGE, ge=1, le=10**9)
+    cursor: StreamId | None = None
+    limit: PageLimit = _ON_A_PAGE
 
 
 def operation_routes(port: OperationsPort) -> Blueprint:
