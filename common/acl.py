@@ -93,7 +93,7 @@ _MASTER = (
 )
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),
-    *("get", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel"),
+    *("get", "mget", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel"),
 )
 _READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")
 _AUDITOR_SENDS = (
