@@ -136,7 +136,7 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
         ("resume", f"consumer {owner}", "", "lifted"),
         ("drain", f"consumer {owner}", "its disk is full", "set"),
     ]
-    assert {(line["who"], line["via"]) for line in actions} == {("operator", "http")}
+    assert {(line["who"], line["via"]) for line in actions} == {("anybody", "http")}
 
 
 def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_order_while_others_never_stop(crew: Crew, link: Link) -> None:
