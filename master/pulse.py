@@ -50,9 +50,7 @@ class Pulse(Service):
 
     name = "pulse"
 
-    def __init__(
-        self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, parked_of: Callable[[bytes], int]
-    ) -> None:
+    def __init__(self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, parked_of: Callable[[bytes], int]) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)

@@ -62,7 +62,6 @@ class HealthHosts:
         elif never(host) or not any(host in network for network in self.networks):
             raise UnfitUrl("must point to an address that USHER_HEALTH_HOSTS of the master names")
 
-
     def pin(self, url: str, resolve: Callable[[str, int], Sequence[str]]) -> tuple[str, str]:
         """``url`` with an address in place of its name, and what the Host header says.
 

@@ -112,7 +112,7 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
     assert (drained["outcome"], drained["rule"]["target"]) == ("set", "consumer")
     told = api.explain("R", "running", reason="owner_paused")
     assert told["owner"]["paused"] is True
-    assert any(f"{owner} was drained by operator: its disk is full" in sentence for sentence in told["sentences"])
+    assert any(f"{owner} was drained by anybody: its disk is full" in sentence for sentence in told["sentences"])
     other = "c1" if owner == "c2" else "c2"
     ids = send(link, *[{"ticket_id": f"N{number}"} for number in range(60)])
     crew.wait_until_handled(ids, within_s=30)
@@ -136,7 +136,7 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
         ("resume", f"consumer {owner}", "", "lifted"),
         ("drain", f"consumer {owner}", "its disk is full", "set"),
     ]
-    assert {(line["who"], line["via"]) for line in actions} == {("operator", "http")}
+    assert {(line["who"], line["via"]) for line in actions} == {("anybody", "http")}
 
 
 def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_order_while_others_never_stop(crew: Crew, link: Link) -> None:
@@ -153,7 +153,7 @@ def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_or
     others = [entry_id for entry_id in producer.accepted if entry_id not in {*held["T3"], *held["T4"]}]
     crew.wait_until_handled([entry_id for entry_id in others if entry_id not in before or entry_id in started], within_s=40)
     told = api.explain("T3", "paused")
-    assert "paused by operator: the customer asked" in told["summary"]
+    assert "paused by anybody: the customer asked" in told["summary"]
     psutil.Process(crew.worker_of(crew.master_at(leader(link)))).kill()
     producer.send(200)
     last = producer.accepted[-200:]
