@@ -133,6 +133,8 @@ class Board(RuledHoldings):
             ticket.running.pop(entry_id, None)
         ticket.parked.extendleft(reversed(part.ids))
         self.parked += len(part.ids)
+        if self._ruled:
+            self._give_back(ticket, len(part.ids))
         consumer = ticket.owner
         if consumer is None:
             return

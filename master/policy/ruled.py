@@ -39,6 +39,7 @@ class RuledHoldings(Holdings):
         self._paused: deque[Ticket] = deque()
         self._slowed: list[tuple[float, int, Ticket]] = []  # heap by the time at which it may go on
         self._order = 0
+        self._gave_back = False
         self._condemned: dict[bytes, Ticket] = {}
         self._unloaded: dict[bytes, None] = {}
         self._buckets = Buckets()
@@ -75,7 +76,9 @@ class RuledHoldings(Holdings):
         return rule is not None and rule.action is Action.PAUSE
 
     def _wake_slowed(self, now_s: float) -> None:
-        while self._slowed and self._slowed[0][0] <= now_s:
+        due_s = float("inf") if self._gave_back else now_s  # whoever got tokens back may go on before it was due
+        self._gave_back = False
+        while self._slowed and self._slowed[0][0] <= due_s:
             ticket = heapq.heappop(self._slowed)[2]
             ticket.queued = False
             self._queue(ticket)
@@ -106,6 +109,11 @@ class RuledHoldings(Holdings):
         rule = self.rules.of(ticket.name)
         if rule is not None and rule.action is Action.SLOW:
             self._buckets.spend(ticket.name, count)
+
+    def _give_back(self, ticket: Ticket, count: int) -> None:
+        """So many of what was planned did not happen."""
+        self._buckets.give_back(ticket.name, count)
+        self._gave_back = True
 
     # ---- dead letters by rule ------------------------------------------------------------------------------------------------
 

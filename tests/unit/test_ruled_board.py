@@ -93,6 +93,22 @@ class TestSlow:
         board.confirm(plan, answer(plan))
         assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, "nobody saves up more than a second's worth"
 
+    def test_more_than_a_thousand_slowed_tickets_go_on(self) -> None:
+        board = board_with("c1", capacity=2000)
+        follow(board, rule("", Action.SLOW, 1.0, Target.EVERYTHING))
+        for number in range(1, 1102):
+            arrive(board, b"S%d" % number, number)
+        assert len(hand_over(board, limit=2000)) == 1101
+
+    def test_a_plan_that_did_not_happen_costs_no_tokens(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("S", Action.SLOW, 1.0))
+        arrive(board, b"S", 1, 2)
+        plan = board.plan(100, NOW)
+        assert plan is not None
+        board.withdraw(plan)
+        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
+
     def test_a_slowed_ticket_costs_the_others_nothing(self) -> None:
         board = board_with("c1", window=3)
         follow(board, rule("S", Action.SLOW, 0.001))
