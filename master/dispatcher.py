@@ -200,6 +200,8 @@ class Dispatcher(Service):
         reopening = self._halts.turn(self.board, self._steps, self._unsure)
         handed = self._hand_over()
         ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected)
+        if self.board.parked >= self._limits.parked:
+            self.board.unload()
         found = self._read_new()
         self._reject()
         self._save_position()
@@ -330,8 +332,6 @@ class Dispatcher(Service):
             self._position_s = now
 
     def _may_read(self) -> int:
-        if self.board.parked >= self._limits.parked:
-            self.board.unload()
         if self.board.parked >= self._limits.parked:
             event(log, "parked_limit", level=logging.WARNING, parked=self.board.parked)
             return 0

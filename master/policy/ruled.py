@@ -19,6 +19,9 @@ from master.policy.plans import NOBODY, RETURNED
 from master.policy.rules import Action, Buckets, Rule, Rulebook
 from master.policy.tickets import Standing, Ticket
 
+#: What is kept of a slowed ticket when memory is full: what it may hand over in so many seconds.
+_KEPT_S = 10.0
+
 
 class Condemned(NamedTuple):
     """Parked ids of a ticket that become dead letters, and the rule that says so; ``believed``: the head of the ticket's record."""
@@ -162,19 +165,29 @@ class RuledHoldings(Holdings):
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
+    def _keeps(self, ticket: Ticket) -> int:
+        rule = self.rules.of(ticket.name) if self._ruled else None
+        if rule is None or rule.action is not Action.SLOW:
+            return self._window
+        return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
+
     def unload(self) -> None:
-        """Too much is parked: what belongs to paused tickets, and to slowed ones beyond a window, leaves memory. Redis has it."""
+        """Too much is parked: what belongs to paused tickets, and to others that a rule holds back beyond what is worth having, leaves memory.
+        Redis has it."""
         for ticket in self._paused:
             if ticket.parked and ticket.standing is Standing.OPEN:
+                self._leave_reading(ticket)
                 ticket.above = before(ticket.parked[0])
                 self.parked -= len(ticket.parked)
                 ticket.parked.clear()
                 self._hidden.pop(ticket.name, None)
                 self._unloaded[ticket.name] = None
-        for _, _, ticket in self._slowed:
-            beyond = len(ticket.parked) - self._window
+        for ticket in [*(ticket for _, _, ticket in self._slowed), *self._condemned.values()]:
+            keeps = self._keeps(ticket)
+            beyond = len(ticket.parked) - keeps
             if beyond > 0 and ticket.standing is Standing.OPEN:
-                kept = [ticket.parked.popleft() for _ in range(self._window)]
+                self._leave_reading(ticket)
+                kept = [ticket.parked.popleft() for _ in range(keeps)]
                 assert rank(kept[-1]) < rank(ticket.parked[0])
                 ticket.above, ticket.parked = kept[-1], deque(kept)
                 self.parked -= beyond
