@@ -369,11 +369,10 @@ class Holdings:
         return unsure
 
     def _gather(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
-        if ticket.standing not in MOVING:
-            return self._leave_reading(ticket)
         above = rank(ticket.above or ZERO)
         unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
-        taken = unknown[: max(0, self._keeps(ticket) - len(ticket.parked))]
+        room = self._keeps(ticket) - len(ticket.parked) if ticket.standing in MOVING else 0
+        taken = unknown[: max(0, room)]
         self._park(ticket, taken)
         if len(taken) < len(unknown):
             self._leave_reading(ticket)
