@@ -68,7 +68,8 @@ class Board(RuledHoldings):
                 self._queue(ticket)
         if not size:
             return None
-        lowest, highest = span(parts.values()) if parked_before > size + 1000 else (b"-", b"+")
+        much_more = parked_before > size + 1000 or self.redis_has_more
+        lowest, highest = span(parts.values()) if much_more else (b"-", b"+")
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
     def _take(self, ticket: Ticket, consumer: ConsumerLoad, count: int, now_s: float) -> Part:

@@ -62,6 +62,17 @@ class RuledHoldings(Holdings):
             if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
                 self._hidden[name] = None
 
+    @property
+    def redis_has_more(self) -> bool:
+        """Whether there is much under ``master`` that memory does not know."""
+        return bool(self._hidden or self._unloaded)
+
+    def keep(self, incarnation: str) -> None:
+        super().keep(incarnation)
+        consumer = self.consumers[incarnation]
+        if self.rules.of_consumer(consumer.name) is not None:
+            self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, False)
+
     def next_due_s(self) -> float | None:
         """When the next slowed ticket may go on."""
         return self._slowed[0][0] if self._slowed else None

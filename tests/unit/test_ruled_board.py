@@ -82,6 +82,32 @@ class TestPause:
         board.gathered([], None)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
 
+    def test_a_plan_names_the_range_of_its_ids_while_redis_has_more_than_memory(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1, 2)
+        hand_over(board)
+        board.unload()
+        arrive(board, b"T", 3, 4)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        assert (plan.lowest, plan.highest) == (b"3-0", b"4-0")
+        board.confirm(plan, answer(plan))
+        follow(board)
+        arrive(board, b"T", 5)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        assert (plan.lowest, plan.highest) == (b"5-0", b"5-0"), "it is not read again yet"
+
+    def test_a_paused_consumer_that_was_not_lost_after_all_stays_paused(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("c1", target=Target.CONSUMER))
+        board.join("c1:1", "c1", 4, 100, False)
+        board.lose("c1:1")
+        board.keep("c1:1")
+        arrive(board, b"T", 1)
+        assert hand_over(board) == {}
+
     def test_one_reading_brings_back_all_tickets_that_were_unloaded(self) -> None:
         board = board_with("c1", capacity=1000)
         follow(board, rule("", target=Target.EVERYTHING))
