@@ -78,6 +78,7 @@ class Dispatcher(Service):
         self._dry_since_s = 0.0
         self._rung = True
         self._unsure: set[bytes] = set()
+        self._rules_due = False  # they may have changed, and were not read since
         self._rejected: list[Rejected] = []
         self._reconciled_s = 0.0
         self._memory = Memory()  # of the group, for the day it is lost
@@ -200,6 +201,8 @@ class Dispatcher(Service):
         reopening = self._halts.turn(self.board, self._steps, self._unsure)
         handed = self._hand_over()
         ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected)
+        if self.board.parked >= self._limits.parked:
+            self.board.unload()
         found = self._read_new()
         self._reject()
         self._save_position()
@@ -221,10 +224,11 @@ class Dispatcher(Service):
                 posted.answered.set()
             elif isinstance(posted, Changed):
                 self._unsure.update(posted.tickets)
-                if posted.rules:
-                    self._follow_rules()
+                self._rules_due |= posted.rules
             else:
                 self._look_at(posted)
+        if self._rules_due:
+            self._follow_rules()
 
     def _look_at(self, members: dict[str, Member]) -> None:
         """A new roster: consumers that came, changed, or are gone."""
@@ -243,8 +247,10 @@ class Dispatcher(Service):
     def _follow_rules(self) -> None:
         """The rules may have changed: read them. Consumers that an operator has drained are a part of them."""
         assert self._steps is not None
+        self._rules_due = True  # until it has worked: the news come once
         self._rule_work.read(self.board, self._steps)
         self._look_at(self._members)
+        self._rules_due = False
 
     def _lose(self, incarnation: str) -> None:
         if not self._recoverer.has(incarnation) and self.board.lose(incarnation):
@@ -262,13 +268,16 @@ class Dispatcher(Service):
             self._rejected.clear()
 
     def _read_records(self) -> None:
-        """Read again the records of tickets that were refused, and from time to time of those that nobody reported on."""
+        """Read again the records of tickets that were refused, and from time to time of those that nobody reported on; then also whether
+        the rules are those that we know."""
+        assert self._steps is not None
         now = now_s()
         names = list(self._unsure)[:_RECONCILE_PAGE]
         if not names and now - self._reconciled_s >= self._limits.reconcile_s:
             names = self.board.quiet_since(now - self._limits.reconcile_s, _RECONCILE_PAGE)
             if len(names) < _RECONCILE_PAGE:
                 self._reconciled_s = now
+                self._rules_due |= self._rule_work.has_moved(self._steps)
         if not names:
             return
         for name, value in zip(names, self._link.call("HMGET", self._keys.tickets, *names), strict=True):
@@ -330,8 +339,6 @@ class Dispatcher(Service):
             self._position_s = now
 
     def _may_read(self) -> int:
-        if self.board.parked >= self._limits.parked:
-            self.board.unload()
         if self.board.parked >= self._limits.parked:
             event(log, "parked_limit", level=logging.WARNING, parked=self.board.parked)
             return 0

@@ -30,7 +30,8 @@ class Halts:
     """Reopens tickets, and ends tails."""
 
     def turn(self, board: Board, steps: LeaderSteps, unsure: set[bytes]) -> bool:
-        """One page of one ticket of each kind; False when there is nothing to do. Tickets to read again are added to ``unsure``."""
+        """One page of a ticket that ends, and one of what tickets that go on have in Redis; False when there is nothing to do. Tickets to read
+        again are added to ``unsure``."""
         busy = False
         ending = board.ending_page(_PAGE)
         if ending is not None:
@@ -38,12 +39,11 @@ class Halts:
             steps.end_tail(ticket.name, ticket.believed, ids, is_last)
             board.ended(ticket, ids, is_last)
             busy = True
-        reopened = board.to_gather()
-        if reopened is not None:
-            page = steps.read_parked(reopened.above, _PAGE)
-            usable, _ = sort_out(page.found)  # what is not usable was rejected when it came
-            if board.gathered(reopened, [entry_id for entry_id, name in usable if name == reopened.name], page.last):
-                unsure.add(reopened.name)
+        start = board.to_gather()
+        if start is not None:
+            page = steps.read_parked(start, _PAGE)
+            usable, _ = sort_out(page.found, steps.spread)  # what is not usable was rejected when it came
+            unsure.update(board.gathered(usable, page.last))
             busy = True
         return busy
 

@@ -40,6 +40,10 @@ class RuleWork:
         board.follow(rules)
         steps.rules_version = rules.version
 
+    def has_moved(self, steps: LeaderSteps) -> bool:
+        """Whether the rules are others than those that were read. Their news may get lost; this is asked from time to time."""
+        return (self._link.call("HGET", self._keys.counters, "rules") or b"") != steps.rules_version
+
     def turn(self, board: Board, steps: LeaderSteps, unsure: set[bytes], ended: Callable[[Sequence[Rejected]], None]) -> bool:
         """One page of dead letters by rule; False when there are none. Tickets to read again are added to ``unsure``."""
         condemned = board.condemned(_PAGE)

@@ -347,6 +347,8 @@ def _within(entry_id: bytes, plan: HandOverPlan) -> bool:
 class _HaltSteps:
     """The steps that Halts asks for."""
 
+    spread = False
+
     def __init__(self, redis: RedisModel) -> None:
         self.read_parked = redis.parked_page
         self.end_tail = redis.end_tail

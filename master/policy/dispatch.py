@@ -68,7 +68,8 @@ class Board(RuledHoldings):
                 self._queue(ticket)
         if not size:
             return None
-        lowest, highest = span(parts.values()) if parked_before > size + 1000 else (b"-", b"+")
+        much_more = parked_before > size + 1000 or self.redis_has_more
+        lowest, highest = span(parts.values()) if much_more else (b"-", b"+")
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
     def _take(self, ticket: Ticket, consumer: ConsumerLoad, count: int, now_s: float) -> Part:
@@ -133,6 +134,8 @@ class Board(RuledHoldings):
             ticket.running.pop(entry_id, None)
         ticket.parked.extendleft(reversed(part.ids))
         self.parked += len(part.ids)
+        if self._ruled:
+            self._give_back(ticket, len(part.ids))
         consumer = ticket.owner
         if consumer is None:
             return

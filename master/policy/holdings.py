@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from common.stream_id import ZERO, before, rank
 from master.policy.choice import OpenConsumers
 from master.policy.plans import HALTED, NOBODY, RETURNED, TAIL
-from master.policy.tickets import OPEN, ConsumerLoad, Standing, Ticket
+from master.policy.tickets import MOVING, OPEN, ConsumerLoad, Standing, Ticket
 
 
 class Holdings:
@@ -28,6 +28,8 @@ class Holdings:
         self._ready: deque[Ticket] = deque()
         self._homeless: deque[Ticket] = deque()  # ready, but nobody had room or was there
         self._hidden: dict[bytes, None] = {}  # tickets that may move, of which Redis knows more than memory
+        self._gathering: dict[bytes, None] = {}  # those of them that are being read, all by one reading of what is under ``master``
+        self._scanned = ZERO  # how far it is: what these have up to here, memory knows
         self._ending: dict[bytes, None] = {}
         self.in_flight = 0
         self.parked = 0
@@ -295,12 +297,19 @@ class Holdings:
     def _hide(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
         """The ticket is halted: of what is under ``master``, from the lowest of ``ids`` on, Redis alone keeps account."""
         ticket.standing = Standing.HALTED
+        self._leave_reading(ticket)
         lowest = min((*ids, *list(ticket.parked)[:1]), key=rank)
         if ticket.above is None or rank(lowest) <= rank(ticket.above):
             ticket.above = before(lowest)
         self.parked -= len(ticket.parked)
         ticket.parked.clear()
         self._hidden.pop(ticket.name, None)
+
+    def _leave_reading(self, ticket: Ticket) -> None:
+        """The reading goes on without the ticket."""
+        if ticket.name in self._gathering:
+            del self._gathering[ticket.name]
+            ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
 
     def _not_hidden(self, ticket: Ticket, ids: list[bytes]) -> list[bytes]:
         """Those of ``ids`` that memory is to know now; the others are read again from Redis."""
@@ -309,6 +318,7 @@ class Holdings:
         if ticket.standing is Standing.HALTED:
             self._hide(ticket, ids)
             return []
+        self._leave_reading(ticket)
         limit = rank(ticket.above)
         return [entry_id for entry_id in ids if rank(entry_id) <= limit]
 
@@ -318,24 +328,57 @@ class Holdings:
         if ticket.above is not None:
             self._hidden[ticket.name] = None
 
-    def to_gather(self) -> Ticket | None:
-        """A ticket of which the next page (above ``above``) is to be read from Redis; few at a time, whatever has piled up."""
-        for name in self._hidden:
-            ticket = self.tickets[name]
-            if ticket.standing in (Standing.OPEN, Standing.ENDING) and len(ticket.parked) < self._window:
-                return ticket
-        return None
+    def _keeps(self, ticket: Ticket) -> int:
+        """Entries of a ticket that are worth having in memory when Redis keeps account of the others."""
+        return self._window
 
-    def gathered(self, ticket: Ticket, ids: Sequence[bytes], last: bytes | None) -> bool:
-        """What Redis has of the ticket under ``master`` up to ``last``; None: that was all. True: nothing is there although its record says
-        so, which must be read again."""
-        self._park(ticket, [entry_id for entry_id in ids if entry_id not in ticket.running])
-        ticket.above = last
-        if last is None:
+    def to_gather(self) -> bytes | None:
+        """Where to read on what is under ``master``: above this id. One reading is for all hidden tickets of which little is left in memory,
+        however many they are. None: there are none."""
+        if not self._gathering:
+            hidden = (self.tickets[name] for name in self._hidden)
+            wanting = [one for one in hidden if one.standing in MOVING and 2 * len(one.parked) <= self._keeps(one)]
+            if not wanting:
+                return None
+            self._gathering = {ticket.name: None for ticket in wanting}
+            self._scanned = min((ticket.above or ZERO for ticket in wanting), key=rank)
+        return self._scanned
+
+    def gathered(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
+        """(id, ticket) of all that Redis has under ``master`` from ``to_gather`` up to ``last``; None: to the end. Returns tickets of which
+        nothing is there although their records say so, which must be read again."""
+        by_ticket: dict[bytes, list[bytes]] = {}
+        for entry_id, name in found:
+            if name in self._gathering:
+                by_ticket.setdefault(name, []).append(entry_id)
+        for name, ids in by_ticket.items():
+            self._gather(self.tickets[name], ids)
+        if last is not None:
+            self._scanned = last
+            return []
+        unsure = []
+        for ticket in [self.tickets[name] for name in self._gathering]:
+            if ticket.standing not in MOVING:
+                continue  # it is read once more when it may move
+            ticket.above = None
             self._hidden.pop(ticket.name, None)
-        is_empty = last is None and not ticket.parked and not ticket.running
+            if not ticket.parked and not ticket.running and ticket.believed.startswith(RETURNED + b" "):
+                unsure.append(ticket.name)
+            self._settle(ticket)
+        self._gathering = {}
+        return unsure
+
+    def _gather(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
+        above = rank(ticket.above or ZERO)
+        unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
+        room = self._keeps(ticket) - len(ticket.parked) if ticket.standing in MOVING else 0
+        taken = unknown[: max(0, room)]
+        self._park(ticket, taken)
+        if len(taken) < len(unknown):
+            self._leave_reading(ticket)
+        if taken:
+            ticket.above = taken[-1]
         self._settle(ticket)
-        return is_empty and ticket.believed.startswith(RETURNED + b" ")
 
     def ending_page(self, most: int) -> tuple[Ticket, list[bytes], bool] | None:
         """An ending ticket, up to ``most`` of its ids that end, and whether they are the last."""

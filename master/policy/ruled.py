@@ -19,6 +19,9 @@ from master.policy.plans import NOBODY, RETURNED
 from master.policy.rules import Action, Buckets, Rule, Rulebook
 from master.policy.tickets import Standing, Ticket
 
+#: What is kept of a slowed ticket when memory is full: what it may hand over in so many seconds.
+_KEPT_S = 10.0
+
 
 class Condemned(NamedTuple):
     """Parked ids of a ticket that become dead letters, and the rule that says so; ``believed``: the head of the ticket's record."""
@@ -39,6 +42,7 @@ class RuledHoldings(Holdings):
         self._paused: deque[Ticket] = deque()
         self._slowed: list[tuple[float, int, Ticket]] = []  # heap by the time at which it may go on
         self._order = 0
+        self._gave_back = False
         self._condemned: dict[bytes, Ticket] = {}
         self._unloaded: dict[bytes, None] = {}
         self._buckets = Buckets()
@@ -58,6 +62,17 @@ class RuledHoldings(Holdings):
             if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
                 self._hidden[name] = None
 
+    @property
+    def redis_has_more(self) -> bool:
+        """Whether there is much under ``master`` that memory does not know."""
+        return bool(self._hidden or self._unloaded)
+
+    def keep(self, incarnation: str) -> None:
+        super().keep(incarnation)
+        consumer = self.consumers[incarnation]
+        if self.rules.of_consumer(consumer.name) is not None:
+            self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, False)
+
     def next_due_s(self) -> float | None:
         """When the next slowed ticket may go on."""
         return self._slowed[0][0] if self._slowed else None
@@ -75,7 +90,9 @@ class RuledHoldings(Holdings):
         return rule is not None and rule.action is Action.PAUSE
 
     def _wake_slowed(self, now_s: float) -> None:
-        while self._slowed and self._slowed[0][0] <= now_s:
+        due_s = float("inf") if self._gave_back else now_s  # whoever got tokens back may go on before it was due
+        self._gave_back = False
+        while self._slowed and self._slowed[0][0] <= due_s:
             ticket = heapq.heappop(self._slowed)[2]
             ticket.queued = False
             self._queue(ticket)
@@ -106,6 +123,11 @@ class RuledHoldings(Holdings):
         rule = self.rules.of(ticket.name)
         if rule is not None and rule.action is Action.SLOW:
             self._buckets.spend(ticket.name, count)
+
+    def _give_back(self, ticket: Ticket, count: int) -> None:
+        """So many of what was planned did not happen."""
+        self._buckets.give_back(ticket.name, count)
+        self._gave_back = True
 
     # ---- dead letters by rule ------------------------------------------------------------------------------------------------
 
@@ -154,19 +176,29 @@ class RuledHoldings(Holdings):
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
+    def _keeps(self, ticket: Ticket) -> int:
+        rule = self.rules.of(ticket.name) if self._ruled else None
+        if rule is None or rule.action is not Action.SLOW:
+            return self._window
+        return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
+
     def unload(self) -> None:
-        """Too much is parked: what belongs to paused tickets, and to slowed ones beyond a window, leaves memory. Redis has it."""
+        """Too much is parked: what belongs to paused tickets, and to others that a rule holds back beyond what is worth having, leaves memory.
+        Redis has it."""
         for ticket in self._paused:
             if ticket.parked and ticket.standing is Standing.OPEN:
+                self._leave_reading(ticket)
                 ticket.above = before(ticket.parked[0])
                 self.parked -= len(ticket.parked)
                 ticket.parked.clear()
                 self._hidden.pop(ticket.name, None)
                 self._unloaded[ticket.name] = None
-        for _, _, ticket in self._slowed:
-            beyond = len(ticket.parked) - self._window
+        for ticket in [*(ticket for _, _, ticket in self._slowed), *self._condemned.values()]:
+            keeps = self._keeps(ticket)
+            beyond = len(ticket.parked) - keeps
             if beyond > 0 and ticket.standing is Standing.OPEN:
-                kept = [ticket.parked.popleft() for _ in range(self._window)]
+                self._leave_reading(ticket)
+                kept = [ticket.parked.popleft() for _ in range(keeps)]
                 assert rank(kept[-1]) < rank(ticket.parked[0])
                 ticket.above, ticket.parked = kept[-1], deque(kept)
                 self.parked -= beyond

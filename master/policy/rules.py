@@ -191,33 +191,39 @@ def _stronger(one: Rule | None, other: Rule | None) -> Rule | None:
 class Buckets:
     """Token buckets of slowed tickets. One begins with a single token and holds those of a second at most, but at least one."""
 
-    #: Buckets above which those that are full are forgotten.
+    #: Buckets above which those that have a token are forgotten.
     _MANY = 1000
 
     def __init__(self) -> None:
-        self._buckets: dict[bytes, tuple[float, float]] = {}  # ticket -> tokens, at this time
+        self._buckets: dict[bytes, tuple[float, float, float]] = {}  # ticket -> tokens, at this time, rate
         self._most = self._MANY
 
     def tokens(self, ticket: bytes, rate: float, now_s: float) -> int:
         """Messages of the ticket that may be handed over now."""
-        tokens, at_s = self._buckets.get(ticket, (1.0, now_s))
+        tokens, at_s, _ = self._buckets.get(ticket, (1.0, now_s, rate))
         tokens = min(max(1.0, rate), tokens + rate * max(0.0, now_s - at_s))
-        self._buckets[ticket] = (tokens, now_s)
-        if len(self._buckets) > self._most:
+        if len(self._buckets) >= self._most:
             self._forget(now_s)
+        self._buckets[ticket] = (tokens, now_s, rate)
         return int(tokens)
 
     def spend(self, ticket: bytes, count: int) -> None:
         """So many were handed over."""
-        tokens, at_s = self._buckets[ticket]
-        self._buckets[ticket] = (tokens - count, at_s)
+        tokens, at_s, rate = self._buckets[ticket]
+        self._buckets[ticket] = (tokens - count, at_s, rate)
+
+    def give_back(self, ticket: bytes, count: int) -> None:
+        """So many were not handed over after all. A bucket that was forgotten meanwhile begins anew anyway."""
+        if ticket in self._buckets:
+            self.spend(ticket, -count)
 
     def due_s(self, ticket: bytes, rate: float) -> float:
         """When to ask again: with the next token, but not more often than ten times a second."""
-        tokens, at_s = self._buckets[ticket]
+        tokens, at_s, _ = self._buckets[ticket]
         return at_s + max(0.1 if rate > 10 else 0.0, (1.0 - tokens) / rate)
 
     def _forget(self, now_s: float) -> None:
-        """One that was not asked for a while, or is full again, begins anew when it is: with less, never with more."""
-        self._buckets = {ticket: (tokens, at_s) for ticket, (tokens, at_s) in self._buckets.items() if tokens < 1 and now_s - at_s < 3600}
+        """One that has a token again begins anew when it is asked for: with less, never with more."""
+        buckets = self._buckets.items()
+        self._buckets = {ticket: (has, at_s, rate) for ticket, (has, at_s, rate) in buckets if has + rate * (now_s - at_s) < 1}
         self._most = max(self._MANY, 2 * len(self._buckets))

@@ -34,6 +34,8 @@ class Standing(enum.Enum):
 
 #: For what is asked with every message: a member of an enum costs a look-up in Python 3.11.
 OPEN = Standing.OPEN
+#: Those of tickets of which more may be read from Redis.
+MOVING = (Standing.OPEN, Standing.ENDING)
 
 
 class Ticket:

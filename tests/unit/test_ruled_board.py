@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.stream_id import rank
 from master.policy.dispatch import Board
 from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
 from master.policy.tickets import Standing
@@ -10,6 +11,20 @@ from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids,
 
 def rule(value: str, action: Action = Action.PAUSE, rate: float | None = None, target: Target = Target.TICKET) -> Rule:
     return Rule(target, value, action, rate, id=rule_id(target, value))
+
+
+def of(ticket: bytes, *numbers: int) -> list[tuple[bytes, bytes]]:
+    return [(entry_id, ticket) for entry_id in ids(*numbers)]
+
+
+def read_all(board: Board, master: dict[bytes, bytes], page: int = 500) -> int:
+    """What is under ``master`` (id -> ticket) is read until nothing more is wanted. Returns the pages."""
+    pages = 0
+    while (start := board.to_gather()) is not None:
+        found = [(entry_id, ticket) for entry_id, ticket in master.items() if rank(entry_id) > rank(start)][:page]
+        board.gathered(found, found[-1][0] if found else None)
+        pages += 1
+    return pages
 
 
 def follow(board: Board, *rules: Rule) -> None:
@@ -60,12 +75,78 @@ class TestPause:
         assert board.parked == 0, "Redis keeps account of it now"
         assert board.to_gather() is None, "and nobody reads it while it is paused"
         follow(board)
-        ticket = board.to_gather()
-        assert ticket is not None
-        assert ticket.above == b"0-18446744073709551615"
-        board.gathered(ticket, ids(1, 2), b"2-0")
-        board.gathered(ticket, ids(4), None)
+        assert board.to_gather() == b"0-18446744073709551615"
+        board.gathered(of(b"P", 1, 2), b"2-0")
+        assert board.to_gather() == b"2-0"
+        board.gathered(of(b"P", 4), b"4-0")
+        board.gathered([], None)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
+
+    def test_a_plan_names_the_range_of_its_ids_while_redis_has_more_than_memory(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1, 2)
+        hand_over(board)
+        board.unload()
+        arrive(board, b"T", 3, 4)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        assert (plan.lowest, plan.highest) == (b"3-0", b"4-0")
+        board.confirm(plan, answer(plan))
+        follow(board)
+        arrive(board, b"T", 5)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        assert (plan.lowest, plan.highest) == (b"5-0", b"5-0"), "it is not read again yet"
+
+    def test_a_paused_consumer_that_was_not_lost_after_all_stays_paused(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("c1", target=Target.CONSUMER))
+        board.join("c1:1", "c1", 4, 100, False)
+        board.lose("c1:1")
+        board.keep("c1:1")
+        arrive(board, b"T", 1)
+        assert hand_over(board) == {}
+
+    def test_one_reading_brings_back_all_tickets_that_were_unloaded(self) -> None:
+        board = board_with("c1", capacity=1000)
+        follow(board, rule("", target=Target.EVERYTHING))
+        for number in range(1, 301):
+            arrive(board, b"P%d" % (number % 100), number)
+        board.plan(1000, NOW)
+        board.unload()
+        follow(board)
+        assert read_all(board, {entry_id: b"P%d" % (number % 100) for number, entry_id in enumerate(ids(*range(1, 301)), 1)}, page=50) == 7
+        assert len(hand_over(board)) == 100
+        assert board.in_flight == 300
+
+    def test_what_comes_back_below_the_reading_is_not_lost(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"), rule("Q"))
+        arrive(board, b"Q", 1)
+        arrive(board, b"P", 3)
+        hand_over(board)
+        board.unload()
+        follow(board)
+        board.to_gather()
+        board.gathered(of(b"Q", 1), b"4-0")
+        board.take_in(of(b"P", 3))
+        board.gathered([], None)
+        assert hand_over(board) == {("c1:1", b"Q"): ids(1), ("c1:1", b"P"): ids(3)}
+
+    def test_a_ticket_that_has_enough_is_read_on_later_from_where_it_was(self) -> None:
+        board = board_with("c1", window=2)
+        follow(board, rule("P"))
+        arrive(board, b"P", 1, 2, 3, 4)
+        hand_over(board)
+        board.unload()
+        follow(board)
+        board.to_gather()
+        board.gathered(of(b"P", 1, 2, 3, 4), b"4-0")
+        assert board.parked == 2
+        assert board.to_gather() is None
+        assert hand_over(board) == {("c1:1", b"P"): ids(1, 2)}
+        assert board.to_gather() == b"2-0"
 
     def test_an_unloaded_ticket_stays_unloaded_while_it_is_paused_by_another_rule(self) -> None:
         board = board_with("c1")
@@ -93,6 +174,22 @@ class TestSlow:
         board.confirm(plan, answer(plan))
         assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, "nobody saves up more than a second's worth"
 
+    def test_more_than_a_thousand_slowed_tickets_go_on(self) -> None:
+        board = board_with("c1", capacity=2000)
+        follow(board, rule("", Action.SLOW, 1.0, Target.EVERYTHING))
+        for number in range(1, 1102):
+            arrive(board, b"S%d" % number, number)
+        assert len(hand_over(board, limit=2000)) == 1101
+
+    def test_a_plan_that_did_not_happen_costs_no_tokens(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("S", Action.SLOW, 1.0))
+        arrive(board, b"S", 1, 2)
+        plan = board.plan(100, NOW)
+        assert plan is not None
+        board.withdraw(plan)
+        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
+
     def test_a_slowed_ticket_costs_the_others_nothing(self) -> None:
         board = board_with("c1", window=3)
         follow(board, rule("S", Action.SLOW, 0.001))
@@ -101,8 +198,32 @@ class TestSlow:
         assert hand_over(board) == {("c1:1", b"S"): ids(1), ("c1:1", b"T"): ids(10)}
         assert board.room == 98
         board.unload()
-        assert board.parked == 3, "beyond a window it leaves memory"
-        assert board.tickets[b"S"].above == b"4-0"
+        assert board.parked == 1, "beyond what ten seconds allow it leaves memory"
+        assert board.tickets[b"S"].above == b"2-0"
+
+    def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("S", Action.SLOW, 0.4))
+        arrive(board, b"S", *range(1, 13))
+        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
+        board.unload()
+        assert board.parked == 5
+        assert board.to_gather() is None, "it has enough for now"
+        for second in (2.5, 5.0, 7.5):
+            plan = board.plan(1000, NOW + second)
+            assert plan is not None
+            board.confirm(plan, answer(plan))
+        assert read_all(board, dict.fromkeys(ids(*range(5, 13)), b"S")) == 1
+        assert list(board.tickets[b"S"].parked) == ids(5, 6, 7, 8, 9)
+
+    def test_a_slow_rule_for_many_tickets_does_not_fill_memory(self) -> None:
+        board = board_with("c1", capacity=1000)
+        follow(board, rule("*", Action.SLOW, 0.1, Target.PATTERN))
+        for number in range(1, 1001):
+            arrive(board, b"S%d" % (number % 20), number)
+        hand_over(board)
+        board.unload()
+        assert board.parked == 40
 
 
 class TestDeadLetter:
@@ -124,6 +245,23 @@ class TestDeadLetter:
         assert board.buried([doomed], []) == []
         assert not board.tickets
         assert board.parked == 0
+
+    def test_beyond_a_window_they_leave_memory_and_come_back(self) -> None:
+        board = board_with("c1", window=2)
+        follow(board, rule("D", Action.DEAD_LETTER))
+        arrive(board, b"D", 1, 2, 3)
+        assert hand_over(board) == {}
+        board.unload()
+        assert board.parked == 2
+        [doomed] = board.condemned(10)
+        assert doomed.ids == ids(1, 2)
+        board.buried([doomed], [])
+        read_all(board, {b"3-0": b"D"})
+        assert hand_over(board) == {}
+        [doomed] = board.condemned(10)
+        assert doomed.ids == ids(3)
+        assert board.buried([doomed], []) == []
+        assert not board.tickets
 
     def test_a_ticket_that_a_drain_gave_back_is_read_again_after_its_last_letter(self) -> None:
         board = board_with("c1")

@@ -82,6 +82,22 @@ class TestBuckets:
         assert buckets.tokens(b"T", 4.0, 0.2) == 0
         assert buckets.tokens(b"T", 4.0, 0.25) == 1
 
+    def test_the_bucket_that_was_asked_for_is_there_whoever_else_is_forgotten(self) -> None:
+        buckets = Buckets()
+        for number in range(1001):
+            ticket = b"%d" % number
+            assert buckets.tokens(ticket, 1.0, 0.0) == 1
+            buckets.spend(ticket, 1)
+            assert buckets.due_s(ticket, 1.0) == 1.0
+
+    def test_a_bucket_that_is_not_yet_filled_is_not_forgotten_however_long_ago_it_was_asked_for(self) -> None:
+        buckets, rate = Buckets(), 0.0001
+        buckets.tokens(b"T", rate, 0.0)
+        buckets.spend(b"T", 1)
+        for number in range(1001):
+            buckets.tokens(b"%d" % number, rate, 3601.0)
+        assert buckets.tokens(b"T", rate, 3602.0) == 0
+
     def test_a_million_tickets_do_not_stay_in_memory(self) -> None:
         buckets = Buckets()
         for number in range(20_000):

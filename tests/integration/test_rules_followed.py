@@ -1,0 +1,78 @@
+"""The leader follows the live rules whatever comes in between, and what left its memory comes back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from common.errors import NotNow
+from master.actions import By
+from master.live_rules import LiveRules
+from master.policy.rules import Action, Rule, Target
+from tests.integration.actors import MasterActor, Stage
+
+_ALICE = By("alice", "cli")
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
+
+
+def pause_all(stage: Stage, m: MasterActor) -> tuple[LiveRules, str]:
+    """The leader knows the rule, whose id is returned."""
+    rules = LiveRules(stage.link, stage.keys)
+    changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
+    m.settle()
+    assert m.board.rules.pauses_all
+    assert changed.rule is not None
+    return rules, changed.rule.id
+
+
+def test_messages_without_a_ticket_id_that_left_memory_come_back(stage: Stage) -> None:
+    m, a = stage.leader(spread=True), stage.consumer()
+    m.settle()
+    m.dispatcher._rung = False
+    ids = [stage.world.add(b"%d-0" % number, "text", "no ticket") for number in (1, 2, 3)]
+    rules = LiveRules(stage.link, stage.keys)
+    changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
+    m.dispatcher.ring()
+    m.turn()  # they are read before the rule is known, and its hand-over is refused
+    m.turn()
+    assert m.board.parked == 3
+    m.board.unload()
+    assert m.board.parked == 0
+    assert changed.rule is not None
+    rules.lift(changed.rule.id, _ALICE)
+    stage.finish(m, [a])
+    assert sorted(run.id for run in stage.history.starts) == ids
+    assert not stage.world.state().pending
+
+
+def test_news_of_the_rules_that_could_not_be_read_at_once_are_not_forgotten(stage: Stage) -> None:
+    m = stage.leader()
+    rules, chosen = pause_all(stage, m)
+
+    def busy(step: str) -> None:
+        if step == "PIPELINE":
+            m.link.before = lambda step: None
+            raise NotNow("BUSY", "a script runs")
+
+    rules.lift(chosen, _ALICE)
+    m.link.before = busy
+    m.hear()
+    m.turn()
+    assert [type(failure) for failure in m.failures] == [NotNow]
+    m.turn()
+    assert not m.board.rules.pauses_all
+
+
+def test_rules_whose_news_got_lost_are_read_when_memory_is_compared(stage: Stage) -> None:
+    m = stage.leader(reconcile_s=0.0)
+    rules, chosen = pause_all(stage, m)
+    rules.lift(chosen, _ALICE)
+    for _ in range(2):
+        m.turn()  # it has heard of nothing
+    assert not m.board.rules.pauses_all
