@@ -9,8 +9,9 @@ entry         a message in a stream, with its stream id
 ticket        all messages with one ticket_id; the unit of order and of recovery
 ticket stream the Redis stream that producers add messages to
 group         the consumer group of a ticket stream
-source        one of several ticket streams that are taken in; *to gather* is to move what is new in it to the *work stream*, which is the
-              ticket stream for everything behind; the sources are spread over the masters in *shards*
+source        one of several ticket streams that are taken in
+gather        move what is new in the sources to the work stream
+work stream   the ticket stream that gathering fills: for everything behind it the only one; the sources are spread over the masters in *shards*
 pending list  (PEL) Redis' list of entries that were read and not acknowledged
 master        the program that delegates; the *leader* is the master that holds the lease, the others are standbys
 consumer      the program that runs handlers
@@ -29,6 +30,12 @@ attempt       one *start* of a handler
 dead letter   an entry given up, kept with its reason
 redrive       put a dead letter back
 drain         stop taking work, finish what runs, give back the rest
+rule          what operators say of a ticket, a pattern or everything: pause, slow or dead_letter; of a consumer: pause, which is a drain by an
+              operator, and the consumer is *paused*
+action        what an operator did, with who, what and why; they are in the *action log*
+explain       say what a ticket waits for, and until when
+lag           what was not read yet, in the sources too; *unfinished* is that and what is pending
+vitals, pulse the sums for /metrics and autoscalers; what the page shows, looked at once for all who look
 roster        the consumers that are registered, and whether they live
 run log       start and end of every execution
 audit         the job that proves from pending lists and run log that the promise held

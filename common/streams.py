@@ -156,10 +156,10 @@ class TicketStream:
             groups = self._link.call("XINFO", "GROUPS", self._keys.stream)
         except CommandRefused as refused:
             raise GroupMissing(f"stream {self._keys.stream}: {refused}") from refused
-        for facts in map(pairs, groups):
-            if facts[b"name"] == self._keys.group.encode():
-                return facts
-        raise GroupMissing(f"stream {self._keys.stream} has no group {self._keys.group}")
+        facts = group_of(groups, self._keys.group)
+        if facts is None:
+            raise GroupMissing(f"stream {self._keys.stream} has no group {self._keys.group}")
+        return facts
 
     def group_consumers(self) -> list[GroupConsumer]:
         """All names in the group."""
@@ -187,6 +187,15 @@ class TicketStream:
             return []
         values = self._link.call("HMGET", self._keys.tickets, *tickets)
         return [_record_or_none(value) for value in values]
+
+
+def group_of(groups: Any, name: str) -> dict[bytes, Any] | None:
+    """One group's facts in a reply of XINFO GROUPS, which may be an error; None: there is no such group, or no stream. Raises other errors."""
+    if isinstance(groups, (CommandRefused, GroupMissing)):
+        return None
+    if isinstance(groups, Exception):
+        raise groups
+    return next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
 
 
 def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:

@@ -11,6 +11,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable
+from typing import NamedTuple
 
 from common.backoff import backoff_s
 from common.clock import now_s
@@ -83,6 +84,19 @@ class Lead:
         with self._lock:
             self._epoch, self._doubted, self._leader_url = epoch, False, leader_url
         self.on_change()
+
+
+class Held(NamedTuple):
+    """What is in the leader key: None where nobody leads."""
+
+    epoch: int | None
+    url: str | None
+
+
+def parse_held(stored: bytes | None) -> Held:
+    """The value of the leader key."""
+    epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
+    return Held(int(epoch) if epoch.isdecimal() else None, holder.partition(" ")[2] or None)
 
 
 class Elector(Service):

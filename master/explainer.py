@@ -21,13 +21,15 @@ from common.scripts import ScriptRunner
 from common.stream_id import rank
 from common.streams import Record, TicketStream, parse_record
 from master.dead_letters import DeadLetters
+from master.elector import parse_held
+from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.explain import explain
 from master.policy.explain_facts import BoardFacts, Crowd, Explanation, Facts, LeaderFacts, OwnerFacts, OwnerTold
 from master.policy.letters import DeadLetter
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.policy.rules import Rulebook
-from master.roster import Member, read_roster
+from master.roster import Member, read_roster, state_of
 
 #: Entries looked through for those of one ticket: by one call, and in all. And for how long at most.
 _PAGE, _PAGES = 200, 25
@@ -141,17 +143,15 @@ class Explainer:
             pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
         except (GroupMissing, CommandRefused):
             return None, 0, {}
-        lag = facts.get(b"lag")
-        if lag is None:  # before Redis 7
-            lag = self._scripts.run("count_above", (self._keys.stream,), (facts[b"last-delivered-id"], _PAGE * _PAGES))[0]
-        return facts[b"last-delivered-id"], lag, pending
+        lag = lag_of(self._scripts, self._keys.stream, facts, 0, _PAGE * _PAGES)
+        return facts[b"last-delivered-id"], lag.entries, pending
 
     def _leader(self) -> LeaderFacts | None:
         held, left_ms = self._link.pipeline([("GET", self._keys.leader), ("PTTL", self._keys.leader)])
         if not isinstance(held, bytes):
             return None
-        epoch, _, holder = held.decode(errors="replace").partition(" ")
-        return LeaderFacts(holder.partition(" ")[2] or holder, int(epoch) if epoch.isdecimal() else 0, max(0, left_ms))
+        epoch, url = parse_held(held)
+        return LeaderFacts(url or "", epoch or 0, max(0, left_ms))
 
     def _find(self, ticket: bytes, start: bytes, group: str) -> tuple[tuple[bytes, ...], bool]:
         """Entries of the ticket above ``start``, in the stream or parked in the group; False: there is more than was looked through."""
@@ -188,7 +188,7 @@ def _crowd(members: dict[str, Member], rules: Rulebook, pending: dict[bytes, int
     counts = {"live": 0, "paused": 0, "draining": 0, "revoked": 0}
     room = 0
     for incarnation, member in members.items():
-        state = "paused" if member.accepts and rules.of_consumer(member.registration.name) is not None else member.state
+        state = state_of(member, rules)
         if state in counts:
             counts[state] += 1
         if state == "live":

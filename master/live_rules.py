@@ -50,7 +50,12 @@ def read_rules(link: Link, keys: Keys) -> Rulebook:
     for reply in (version, stored):
         if isinstance(reply, Exception):
             raise reply
-    return Rulebook((parse(field, value) for field, value in pairs(stored).items()), version or b"")
+    return rulebook(stored, version or b"")
+
+
+def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
+    """The rules in a reply of HGETALL."""
+    return Rulebook((parse(field, value) for field, value in pairs(stored).items()), version)
 
 
 class LiveRules:

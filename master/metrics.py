@@ -18,13 +18,13 @@ from common.service import Service
 from master.counts import LeaderCounts
 from master.dispatcher import Dispatcher
 from master.health_checker import HealthChecker
+from master.roster import STATES
 from master.vitals import Load, Vitals, VitalsReader
 
 #: Consumers that get series of their own. A consumer keeps its name over restarts, so names are few; if they are not, the rest is one.
 MOST_CONSUMERS = 200
 #: No consumer can be called so.
 OTHERS = "_others"
-_STATES = ("live", "draining", "revoked", "lost")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def _counted(counts: LeaderCounts) -> Iterable[Metric]:
 def _told(vitals: Vitals) -> Iterable[Metric]:
     yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
     yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
-    yield gauge("lag_messages", "Entries that were not read yet; see usher_lag_is_exact.", vitals.lag)
-    yield gauge("lag_is_exact", "0 if there are more than usher_lag_messages (Redis before 7.0, which is counted up to 50,000).", vitals.lag_is_exact)
+    yield gauge("lag_messages", "Messages that were not read yet, also in gathered sources; see usher_lag_is_exact.", vitals.lag)
+    yield gauge("lag_is_exact", "0 if there are more than usher_lag_messages: before Redis 7.0 it is counted, up to a limit.", vitals.lag_is_exact)
     yield gauge("unfinished_messages", "Lag and pending together: what is not done.", vitals.unfinished)
     yield gauge("oldest_message_age_seconds", "Age of the oldest message that is not done; 0 if there is none.", vitals.oldest_s)
     pending = {"handed_over": vitals.handed_over, "parked": vitals.parked, "halted": vitals.halted}
@@ -77,7 +77,7 @@ def _told(vitals: Vitals) -> Iterable[Metric]:
 
 
 def _consumers(loads: Mapping[str, Load]) -> Iterable[Metric]:
-    by_state = dict.fromkeys(_STATES, 0.0)
+    by_state = dict.fromkeys(STATES, 0.0)
     pending: dict[str, float] = {}
     slots: dict[str, float] = {}
     live: dict[str, float] = {}
@@ -87,7 +87,8 @@ def _consumers(loads: Mapping[str, Load]) -> Iterable[Metric]:
         pending[shown] = pending.get(shown, 0) + load.pending
         slots[shown] = slots.get(shown, 0) + load.slots
         live[shown] = live.get(shown, 0) + (load.state == "live")
-    yield gauges("consumers", "Registered consumers. lost: the lease has ended and the entries are not all taken back yet.", "state", by_state)
+    text = "Registered consumers. paused: drained by an operator. lost: the lease has ended and the entries are not all taken back yet."
+    yield gauges("consumers", text, "state", by_state)
     text = f"the first {MOST_CONSUMERS} by name have their own, the rest is {OTHERS}."
     yield gauges("consumer_pending_messages", f"Handed over to a consumer and not acknowledged; {text}", "consumer", pending)
     yield gauges("consumer_slots", f"Handlers that a consumer runs at the same time; {text}", "consumer", slots)

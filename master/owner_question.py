@@ -1,38 +1,42 @@
 """Asks a consumer over HTTP what it does with a ticket: the one thing about it that nobody writes down.
 
-The question goes to the address that the consumer registered, which the masters' allow-list let through: beside its health endpoint, without
-redirects, and with small caps on time and bytes. What comes back is read strictly; anything odd is no answer.
+The question goes where health questions go (``master.asker``), beside the health endpoint. What comes back is read strictly; anything odd is no
+answer.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import orjson
-import requests
 
 from common.clock import wall_ms
+from master.asker import Asker, Bounds
 from master.policy.explain_facts import OwnEntry, OwnerTold
+from master.web.health_url import HealthHosts
 
-_CONNECT_S, _READ_S = 0.5, 1.0
-_MOST_BYTES = 64 * 1024
+_BOUNDS = Bounds(connect_s=0.5, read_s=1.0, whole_s=1.5, most_bytes=64 * 1024)
 _HEALTH, _TICKETS = "/api/health", "/api/tickets/"
 
 
-def ask_owner(health_url: str, ticket_id: str) -> OwnerTold | None:
-    """What the owner with this health URL does with the ticket; None: it did not say, or its health URL is not one of ours."""
-    if not health_url.endswith(_HEALTH):
-        return None
-    try:
-        asked = health_url.removesuffix(_HEALTH) + _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
-        with requests.Session() as session:
-            session.trust_env = False  # no proxy of the environment: the address that was registered is the one that is asked
-            with session.get(asked, timeout=(_CONNECT_S, _READ_S), allow_redirects=False, stream=True) as response:
-                body = next(response.iter_content(_MOST_BYTES), b"")
-                return read_answer(body, wall_ms()) if response.status_code == 200 else None
-    except (requests.RequestException, OSError, ValueError):
-        return None
+class OwnerQuestion:
+    """To be called by many threads."""
+
+    def __init__(self, hosts: HealthHosts, ca: Path | None = None) -> None:
+        self._asker = Asker(hosts, _BOUNDS, ca)
+
+    def __call__(self, health_url: str, ticket_id: str) -> OwnerTold | None:
+        """What the owner with this health URL does with the ticket; None: it did not say, or its health URL is none that we ask."""
+        if not health_url.endswith(_HEALTH):
+            return None
+        path = _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
+        answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=path)["owner"]
+        return read_answer(answer.body, wall_ms()) if answer.status == 200 else None
+
+    def close(self) -> None:
+        self._asker.close()
 
 
 def read_answer(body: bytes, now_ms: int) -> OwnerTold | None:

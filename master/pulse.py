@@ -21,12 +21,15 @@ from common.live_sockets import LiveSocket, LiveSockets
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
-from common.streams import pairs
+from common.streams import group_of
+from master.elector import parse_held
 from master.index_scan import IndexScan
+from master.lag import lag_of
+from master.live_rules import read_rules
 from master.policy.alarms import BAD, Alarm, alarms
 from master.policy.pulse import Sample, point, rates
 from master.policy.stuck import Seen, stuck_rows
-from master.roster import Member, read_left_ms, read_roster
+from master.roster import STATES, Member, read_left_ms, read_roster, state_of, strangers
 from master.web.pages.text import ticket_url, visible
 
 #: Seconds between two looks, while somebody looks and else; and how long a page that was asked for counts as looking.
@@ -36,7 +39,7 @@ _HISTORY = 600
 #: Records of the index looked at in a turn, and stuck tickets told.
 _SLICE, _STUCK = 5_000, 50
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
-_MOST_COUNTED, _PAGE = 20_000, 2_000
+_MOST_COUNTED = 20_000
 #: How often a page hears of us when nothing changes, and how often a consumers' page of its consumers.
 _SIGN_OF_LIFE_S, _CONSUMERS_EVERY_S = 10.0, 2.0
 OVERVIEW, CONSUMERS = "overview", "consumers"
@@ -166,27 +169,27 @@ class Pulse(Service):
             if isinstance(reply, Exception):
                 raise reply
         entries, tickets, dead, retrying, leader, groups, pending = replies
-        group = {} if isinstance(groups, Exception) else next((one for one in map(pairs, groups) if one[b"name"] == keys.group.encode()), {})
-        total, lowest, _, held = (0, None, None, ()) if isinstance(pending, Exception) else pending
-        by_name = {bytes(name): int(count) for name, count in held or ()}
-        lag, exact = self._lag(group, entries)
-        sample = Sample(wall_ms(), entries, lag if exact else None, total, group.get(b"entries-read"))
+        group = group_of(groups, keys.group)
+        total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
+        by_name = {bytes(name): int(count) for name, count in owners or ()}
+        lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
+        sample = Sample(wall_ms(), entries, lag.entries if lag.is_exact else None, total, (group or {}).get(b"entries-read"))
         self._samples.append(sample)
         sent, done = rates(list(self._samples))
         oldest_ms = int(bytes(lowest).partition(b"-")[0]) if lowest else None
-        self._history.append(point(sample.time_ms, sent, done, lag, oldest_ms))
-        epoch, _, holder = (leader or b"").decode().partition(" ")
+        self._history.append(point(sample.time_ms, sent, done, lag.entries, oldest_ms))
+        held = parse_held(leader)
         self._by_name = by_name
         return {
             "time_ms": sample.time_ms,
             "stream": keys.stream,
             "group": keys.group,
-            "has_group": bool(group),
-            "leader_url": holder.partition(" ")[2] or None,
-            "epoch": int(epoch) if epoch.isdigit() else None,
+            "has_group": group is not None,
+            "leader_url": held.url,
+            "epoch": held.epoch,
             "entries": entries,
-            "lag": lag,
-            "lag_is_exact": exact,
+            "lag": lag.entries,
+            "lag_is_exact": lag.is_exact,
             "pending": total,
             "parked": by_name.get(MASTER, 0),
             "halted": by_name.get(HALTED, 0),
@@ -198,45 +201,32 @@ class Pulse(Service):
             "done_per_second": done,
         }
 
-    def _lag(self, group: dict[bytes, Any], entries: int) -> tuple[int, bool]:
-        """Entries the group has not read; False when there are more than were counted."""
-        if not group:
-            return entries, True
-        if group.get(b"lag") is not None:
-            return int(group[b"lag"]), True
-        last, counted = group[b"last-delivered-id"], 0
-        while counted < _MOST_COUNTED:
-            count, last = self._scripts.run("count_above", (self._keys.stream,), (last, _PAGE))
-            counted += count
-            if count < _PAGE:
-                return counted, True
-        return counted, False
-
     def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
         """States by incarnation; the rows are kept, and sums are added to ``seen``."""
         members = read_roster(self._link, self._keys)
+        rules = read_rules(self._link, self._keys)
         owned = self._scan.owned
         held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
         left_ms = read_left_ms(self._link, self._keys, members)
-        rows = {incarnation: self._row(incarnation, member, left_ms[incarnation], held, owned) for incarnation, member in members.items()}
-        for incarnation, count in held.items():
-            if count and incarnation not in rows and ":" in incarnation:
-                rows[incarnation] = _stranger(incarnation, count, owned)
+        rows = {}
+        for incarnation, member in members.items():
+            row = self._row(incarnation, member, left_ms[incarnation])
+            tickets = owned.get(incarnation.encode(), 0)
+            rows[incarnation] = row | {"state": state_of(member, rules), "pending": held.get(incarnation, 0), "tickets": tickets}
+        for incarnation, count in strangers(held, members).items():
+            rows[incarnation] = _stranger(incarnation, count, owned)
         self._rows = rows
         states = {incarnation: str(row["state"]) for incarnation, row in rows.items()}
-        seen["consumers"] = {state: list(states.values()).count(state) for state in ("live", "draining", "revoked", "lost")}
-        seen["living"] = seen["consumers"]["live"] + seen["consumers"]["draining"]
+        seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
+        seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
         return states
 
-    def _row(self, incarnation: str, member: Member, left_ms: int, held: dict[str, int], owned: Any) -> dict[str, Any]:
+    def _row(self, incarnation: str, member: Member, left_ms: int) -> dict[str, Any]:
         asked = member.registration
         return {
             "name": asked.name,
             "incarnation": incarnation,
-            "state": member.state or "lost",
             "beat_ms": max(0, self._lease_ms - left_ms) if member.alive else None,
-            "pending": held.get(incarnation, 0),
-            "tickets": owned.get(incarnation.encode(), 0),
             "slots": asked.slots,
             "capacity": asked.capacity,
         }

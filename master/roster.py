@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from common.keys import Keys
@@ -13,8 +13,12 @@ from common.registration import Registration, parse
 from common.service import Service
 from common.streams import pairs
 from master.elector import Lead
+from master.policy.rules import Rulebook
 
 log = logging.getLogger(__name__)
+
+#: What ``state_of`` tells.
+STATES = ("live", "paused", "draining", "revoked", "lost")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,18 @@ def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[st
     names = list(incarnations)
     left = link.pipeline([("PTTL", keys.lease(name)) for name in names])
     return {name: max(0, ms) if isinstance(ms, int) else 0 for name, ms in zip(names, left, strict=True)}
+
+
+def state_of(member: Member, rules: Rulebook) -> str:
+    """How people are told it: live, paused (drained by an operator, and alive), draining, revoked or lost."""
+    if member.accepts and rules.of_consumer(member.registration.name) is not None:
+        return "paused"
+    return member.state or "lost"
+
+
+def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, int]:
+    """Names in the group that hold entries and are not on the roster, with the number; of all that are ``pending``, by name."""
+    return {name: count for name, count in pending.items() if count and name not in members and ":" in name}
 
 
 class RosterReader(Service):

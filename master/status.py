@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from common.clock import now_s
 from common.errors import GroupMissing
 from common.keys import MASTER, Keys
 from common.message import ticket_text
@@ -18,13 +19,16 @@ from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import Record, TicketStream, pairs, parse_record
 from master.dead_letters import DeadLetters
+from master.elector import parse_held
+from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.plans import HALTED, RETURNED, TAIL
-from master.roster import read_left_ms, read_roster
+from master.roster import read_left_ms, read_roster, state_of, strangers
 
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
 _MOST_COUNTED = 100_000
-_PAGE = 2000
+#: How long the state of many sources is good for: they are looked at one by one.
+_SOURCES_KEPT_S = 2.0
 
 
 class StatusReader:
@@ -37,6 +41,7 @@ class StatusReader:
         self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
         self._letters = DeadLetters(link, keys)  # this too
+        self._seen_sources: tuple[float, dict[str, Any]] | None = None
         self._lock = threading.Lock()
 
     def overview(self) -> dict[str, Any]:
@@ -47,12 +52,12 @@ class StatusReader:
             length, tickets, dead, leader, rules = self._link.pipeline(
                 [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader), ("HLEN", keys.rules)]
             )
-            epoch, _, holder = (leader or b"").decode().partition(" ")
+            held = parse_held(leader)
             seen: dict[str, Any] = {
                 "stream": keys.stream,
                 "group": keys.group,
-                "leader_url": holder.partition(" ")[2] or None,
-                "epoch": int(epoch) if epoch else None,
+                "leader_url": held.url,
+                "epoch": held.epoch,
                 "entries": length,
                 "tickets": tickets,
                 "dead_letters": dead,
@@ -64,32 +69,22 @@ class StatusReader:
                 pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
             except GroupMissing:
                 return seen | {"lag": length, "lag_is_exact": True, "pending": 0, "parked": 0, "halted": 0}
-            lag, exact = self._lag(facts)
-            held = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
-            return seen | {"lag": lag, "lag_is_exact": exact, "pending": facts[b"pending"], **held}
+            lag = lag_of(self._scripts, keys.stream, facts, length, _MOST_COUNTED)
+            by_name = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
+            return seen | {"lag": lag.entries, "lag_is_exact": lag.is_exact, "pending": facts[b"pending"], **by_name}
 
     def sources(self) -> dict[str, Any] | None:
-        """How the gathering of several ticket streams goes (see SourcesReader); None when there is one stream, which is worked on as it is."""
+        """How the gathering of several ticket streams goes (see SourcesReader), at most some seconds old; None when there is one stream, which is
+        worked on as it is."""
         if self._sources is None:
             return None
         with self._lock:
-            return self._sources.overview()
-
-    def _lag(self, facts: dict[bytes, Any]) -> tuple[int, bool]:
-        """Entries the group has not read; False when there are more than were counted."""
-        if facts.get(b"lag") is not None:
-            return facts[b"lag"], True
-        last, counted = facts[b"last-delivered-id"], 0
-        while counted < _MOST_COUNTED:
-            count, last = self._scripts.run("count_above", (self._keys.stream,), (last, _PAGE))
-            counted += count
-            if count < _PAGE:
-                return counted, True
-        return counted, False
+            if self._seen_sources is None or now_s() - self._seen_sources[0] > _SOURCES_KEPT_S:
+                self._seen_sources = (now_s(), self._sources.overview())
+            return self._seen_sources[1]
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: live, paused (drained by an
-        operator, and alive), draining, revoked or lost."""
+        """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: as ``state_of``."""
         with self._lock:
             members = read_roster(self._link, self._keys)
             rules = read_rules(self._link, self._keys)
@@ -102,7 +97,7 @@ class StatusReader:
             {
                 "name": member.registration.name,
                 "incarnation": incarnation,
-                "state": "paused" if member.accepts and rules.of_consumer(member.registration.name) else member.state or "lost",
+                "state": state_of(member, rules),
                 "lease_ms": left_ms[incarnation],
                 "pending": group.get(incarnation, 0),
                 "slots": member.registration.slots,
@@ -111,9 +106,8 @@ class StatusReader:
             }
             for incarnation, member in members.items()
         ]
-        for incarnation, pending in group.items():
-            if pending and incarnation not in members and ":" in incarnation:
-                rows.append({"name": name_of(incarnation), "incarnation": incarnation, "state": "lost", "lease_ms": 0, "pending": pending})
+        for incarnation, pending in strangers(group, members).items():
+            rows.append({"name": name_of(incarnation), "incarnation": incarnation, "state": "lost", "lease_ms": 0, "pending": pending})
         return sorted(rows, key=lambda row: str(row["incarnation"]))
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:

@@ -1,12 +1,10 @@
-"""The system as a whole, read from Redis: the doctor's findings, who reads the stream and what may be cut of it, the last audit."""
+"""The system as a whole, read from Redis: the doctor's findings, and who reads the stream and what may be cut of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 from typing import Any
-
-import orjson
 
 from common.capabilities import Capability
 from common.clock import now_s, wall_ms
@@ -92,16 +90,6 @@ class SystemFacts:
                 "others": others,
             }
         ]
-
-    def audit(self) -> dict[str, Any] | None:
-        """The summary of the last audit; None when there was none."""
-        with self._lock:
-            stored = self._link.call("GET", self._keys.audit)
-        try:
-            found = None if stored is None else orjson.loads(stored)
-        except orjson.JSONDecodeError:
-            return None
-        return found if isinstance(found, dict) else None
 
     def close(self) -> None:
         self._link.close()

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.clock import now_s
-from common.errors import GroupMissing
 from common.keys import HALTED, MASTER, Keys
-from common.redis_client import CommandRefused, Link
-from common.registration import parse
+from common.redis_client import Link
+from common.registration import Registration, parse
 from common.scripts import ScriptRunner
 from common.stream_id import rank
-from common.streams import pairs
+from common.streams import group_of, pairs
+from master.lag import lag_of
+from master.live_rules import rulebook
+from master.policy.rules import Rulebook
+from master.roster import Member, state_of
 
 #: How long an answer is good for.
 _KEPT_S = 1.0
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
 _MOST_COUNTED = 50_000
-_PAGE = 5000
 
 
 @dataclass(frozen=True)
 class Load:
-    """A registered consumer: ``state`` is live, draining, revoked or lost; ``pending`` its entries that are not acknowledged."""
+    """A registered consumer: ``state`` as ``master.roster.state_of``; ``pending`` its entries that are not acknowledged."""
 
     state: str
     pending: int
@@ -39,7 +42,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Vitals:
-    """Sums of one stream at one moment. ``lag``: entries not yet read by the group, at least that many unless ``lag_is_exact``.
+    """Sums of one stream at one moment. ``lag``: entries not yet read by the group, and those that wait in the sources of a work stream; at least
+    that many unless ``lag_is_exact``.
 
     ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``consumers``: by name.
     """
@@ -69,12 +73,14 @@ class Vitals:
 
 
 class VitalsReader:
-    """Reads them over a link of its own. May be used by many threads, one at a time."""
+    """Reads them over a link of its own. May be used by many threads, one at a time. ``sources``: how the gathering of several ticket streams goes
+    (``StatusReader.sources``); None: there is one stream."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
         self._link = link  # guarded by self._lock, and all below
         self._scripts = ScriptRunner(link)
         self._keys = keys
+        self._sources = sources
         self._lock = threading.Lock()
         self._kept: tuple[float, Vitals] | None = None
 
@@ -94,68 +100,51 @@ class VitalsReader:
         commands = [
             *(("XLEN", keys.stream), ("HLEN", keys.tickets), ("HLEN", keys.attempts), ("XLEN", keys.dead), ("EXISTS", keys.leader)),
             *(("TIME",), ("HGETALL", keys.consumers), ("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)),
+            ("HGETALL", keys.rules),
         ]
-        *counts, moment, stored, groups, pending = self._link.pipeline(commands)
-        for reply in (*counts, moment, stored):
+        *counts, moment, stored, groups, pending, ruled = self._link.pipeline(commands)
+        for reply in (*counts, moment, stored, ruled):
             if isinstance(reply, Exception):
                 raise reply
         entries, tickets, tried_before, dead, led = counts
-        group = self._group(groups)
+        group = group_of(groups, keys.group)
         summary = None if isinstance(pending, Exception) else pending
         by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
         registered = _registered(stored)
         last = group[b"last-delivered-id"] if group else b"0-0"
-        leases = [("GET", keys.lease(incarnation)) for incarnation, _, _, _ in registered]
+        leases = [("GET", keys.lease(incarnation)) for incarnation in registered]
         unread, *states = self._link.pipeline([("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *leases])
         oldest = [entry[0] for entry in unread] if isinstance(unread, list) else []
         if summary and summary[0]:
             oldest.append(summary[1])
-        lag, exact = self._lag(group, entries, bool(oldest and isinstance(unread, list) and unread))
+        lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
+        sources = self._sources() or {"lag": 0, "lag_is_exact": True}
+        waiting, is_exact = lag.entries + sources["lag"], lag.is_exact and sources["lag_is_exact"]
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
         return Vitals(
-            *(entries, lag, exact, summary[0] if summary else 0, by_owner.get(MASTER, 0), by_owner.get(HALTED, 0)),
-            *(tickets, tried_before, dead, _age_s(oldest, now_ms), bool(led), _loads(registered, states, by_owner)),
+            *(entries, waiting, is_exact, summary[0] if summary else 0, by_owner.get(MASTER, 0), by_owner.get(HALTED, 0)),
+            *(tickets, tried_before, dead, _age_s(oldest, now_ms), bool(led), _loads(registered, states, rulebook(ruled), by_owner)),
         )
 
-    def _group(self, groups: Any) -> dict[bytes, Any] | None:
-        """Our group's facts; None while there is no stream, or no such group."""
-        if isinstance(groups, (CommandRefused, GroupMissing)):
-            return None
-        if isinstance(groups, Exception):
-            raise groups
-        return next((facts for facts in map(pairs, groups) if facts[b"name"] == self._keys.group.encode()), None)
 
-    def _lag(self, group: dict[bytes, Any] | None, entries: int, is_some: bool) -> tuple[int, bool]:
-        if group is None:
-            return entries, True
-        if group.get(b"lag") is not None:
-            return int(group[b"lag"]), True
-        counted, last = 0, group[b"last-delivered-id"]
-        while is_some and counted < _MOST_COUNTED:
-            count, last = self._scripts.run("count_above", (self._keys.stream,), (last, _PAGE))
-            counted += count
-            is_some = count == _PAGE
-        return counted, not is_some
-
-
-def _registered(stored: Any) -> list[tuple[str, str, int, int]]:
-    """(incarnation, name, slots, capacity) of everybody registered, by name; who cannot be read is left out (the roster logs that)."""
+def _registered(stored: Any) -> dict[str, Registration]:
+    """Everybody registered, by incarnation, in the order of their names; who cannot be read is left out (the roster logs that)."""
     found = []
     for name, value in pairs(stored).items():
         try:
-            one = parse(name, value)
+            found.append(parse(name, value))
         except ValueError:
             continue
-        found.append((one.incarnation, one.name, one.slots, one.capacity))
-    return sorted(found, key=lambda row: row[1])
+    return {one.incarnation: one for one in sorted(found, key=lambda one: one.name)}
 
 
-def _loads(registered: list[tuple[str, str, int, int]], states: list[Any], by_owner: dict[bytes, int]) -> dict[str, Load]:
+def _loads(registered: dict[str, Registration], leases: list[Any], rules: Rulebook, by_owner: dict[bytes, int]) -> dict[str, Load]:
     loads = {}
-    for (incarnation, name, slots, capacity), state in zip(registered, states, strict=True):
-        if isinstance(state, Exception):
-            raise state
-        loads[name] = Load((state or b"lost").decode(), by_owner.get(incarnation.encode(), 0), slots, capacity)
+    for (incarnation, one), lease in zip(registered.items(), leases, strict=True):
+        if isinstance(lease, Exception):
+            raise lease
+        state = state_of(Member(one, (lease or b"").decode()), rules)
+        loads[one.name] = Load(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
     return loads
 
 

@@ -21,8 +21,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py is what Usher is compared with: plain redis-py.
     "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py"),
     "hiredis": ("common/router/push_link.py", "master/audit/bulk.py"),
-    "requests": ("master/health_checker.py", "master/owner_question.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
-    "urllib3": ("consumer/master_client.py", "master/health_checker.py"),
+    "requests": ("master/asker.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
+    "urllib3": ("consumer/master_client.py", "master/asker.py"),
     "flask": ("common/web.py", "common/web_*.py", "common/problem.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "common/web_auth.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
     "itsdangerous": ("common/web_auth.py",),
@@ -44,7 +44,7 @@ IMPURE = frozenset(
     {"redis", "time", "datetime", "threading", "asyncio", "os", "socket", "subprocess", "logging", "secrets", "requests", "urllib3", "flask"}
 )
 #: Where threads begin: services; and pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions).
-THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/health_checker.py")
+THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/asker.py")
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "consumer/torture/pytest_plugin.py"),

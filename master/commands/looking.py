@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import orjson
@@ -26,34 +26,41 @@ _YELLOW, _RED = ("draining", "paused", "returned"), ("revoked", "lost", "halted"
 _STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")
 
 
+class Configured(NamedTuple):
+    """What a command works on: a link to the configured Redis, and the keys of the configured stream, which is the work stream of several."""
+
+    settings: CommonSettings
+    link: Link
+    keys: Keys
+
+
 @contextlib.contextmanager
-def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
-    """A reader of the configured stream. Raises SettingsError and StartRefused; trouble with Redis later becomes StartRefused too."""
+def configured(flags: dict[str, Any], role: str) -> Iterator[Configured]:
+    """``role`` names the connection. Raises SettingsError and StartRefused; trouble with Redis later becomes StartRefused too."""
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
-    reader = StatusReader(Link(url, "usher:status"), Keys(settings.work_stream, settings.group), settings.sources)
+    link = Link(url, f"usher:{role}")
     try:
-        yield reader
+        yield Configured(settings, link, Keys(settings.work_stream, settings.group))
     except RedisTrouble as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     finally:
-        reader.close()
+        link.close()
+
+
+@contextlib.contextmanager
+def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
+    """A reader of the configured stream. Raises as ``configured``."""
+    with configured(flags, "status") as found:
+        yield StatusReader(found.link, found.keys, found.settings.sources)
 
 
 @contextlib.contextmanager
 def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
-    """The dead letters of the configured stream. Raises as ``status_reader``."""
-    settings = load(CommonSettings, os.environ, flags)
-    url = resolve_redis_url(settings)
-    check_reachable(url)
-    letters = DeadLetters(Link(url, "usher:dead"), Keys(settings.work_stream, settings.group))
-    try:
-        yield letters
-    except RedisTrouble as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    finally:
-        letters.close()
+    """The dead letters of the configured stream. Raises as ``configured``."""
+    with configured(flags, "dead") as found:
+        yield DeadLetters(found.link, found.keys)
 
 
 def print_json(document: Any) -> None:

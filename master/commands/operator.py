@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from common.embedded import resolve_redis_url
-from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
-from common.redis_client import Link, check_reachable
-from common.settings import CommonSettings, load
+from common.redis_client import Link
+from common.settings import CommonSettings
 from master.actions import ActionLog, By
-from master.commands.looking import print_json
+from master.commands.looking import configured, print_json
 from master.explainer import Explainer
 from master.live_rules import Changed, LiveRules
 from master.web.operations import shown
@@ -35,18 +33,10 @@ class Desk(NamedTuple):
 
 @contextlib.contextmanager
 def desk(flags: dict[str, Any]) -> Iterator[Desk]:
-    """Raises SettingsError and StartRefused; trouble with Redis later becomes StartRefused too."""
-    settings = load(CommonSettings, os.environ, flags)
-    url = resolve_redis_url(settings)
-    check_reachable(url)
-    link, keys = Link(url, "usher:operator"), Keys(settings.ticket_stream, settings.group)
-    explainer = Explainer(link, keys, settings.ticket_field, int(settings.lease_seconds * 1000))
-    try:
+    """Raises as ``configured``."""
+    with configured(flags, "operator") as (settings, link, keys):
+        explainer = Explainer(link, keys, settings.work_ticket_field, int(settings.lease_seconds * 1000))
         yield Desk(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
-    except RedisTrouble as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    finally:
-        link.close()
 
 
 def caller(why: str = "") -> By:

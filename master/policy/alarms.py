@@ -36,7 +36,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
     if seen["leader_url"] is None:
         found.append(Alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
     if not states["live"]:
-        waits = "nothing is handled" if not states["draining"] else "those that drain take nothing more"
+        waits = "those that drain or are paused take nothing more" if states["draining"] or states["paused"] else "nothing is handled"
         found.append(Alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
     for state, says in (("lost", "lost; what they had is taken back"), ("revoked", "not answering over HTTP")):
         if states[state]:

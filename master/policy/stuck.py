@@ -105,11 +105,12 @@ def _told(head: Head, states: Mapping[str, str], attempts: int) -> dict[str, str
     state = states.get(owner, "lost")
     why = {
         "live": "handed over and not done yet",
+        "paused": "its consumer was drained by an operator; it finishes what it has",
         "draining": "its consumer drains",
         "revoked": "its consumer did not answer; taken back when the lease ends",
         "lost": "its consumer is lost; is taken back",
     }
-    told = f"failed {attempts}x; is tried again" if attempts and state == "live" else why.get(state, state)
+    told = f"failed {attempts}x; is tried again" if attempts and state in ("live", "paused") else why.get(state, state)
     return {"state": "retrying" if attempts else "stuck", "consumer": name_of(owner), "why": told}
 
 

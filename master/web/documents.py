@@ -28,7 +28,7 @@ class Reported(TypedDict):
 
 
 class ConsumerRow(TypedDict):
-    """``state``: live, draining, revoked or lost. A name of which only pending entries are left has no more than that."""
+    """``state``: live, paused, draining, revoked or lost. A name of which only pending entries are left has no more than that."""
 
     name: str
     incarnation: str
@@ -100,7 +100,8 @@ class Sources(TypedDict):
 
 
 class Lag(TypedDict):
-    """``unfinished``: not read yet, or pending. ``consumers``, ``slots``: of those that live."""
+    """``lag``: not read yet, in the sources too where several are gathered. ``unfinished``: that, or pending. ``consumers``, ``slots``: of those that
+    are live."""
 
     lag: int
     lag_is_exact: bool

@@ -14,9 +14,12 @@ from common.keys import Keys
 from common.redis_client import Link
 from common.registration import Registration
 from common.webhook import Webhook
-from master import health_checker
+from master import asker
+from master.asker import Asker
 from master.elector import Lead
-from master.health_checker import HealthChecker
+from master.health_checker import BOUNDS, HealthChecker
+from master.owner_question import OwnerQuestion
+from master.policy.explain_facts import OwnerTold
 from master.roster import Member
 from master.web.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
 
@@ -52,14 +55,15 @@ def serving(speak: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[
         thread.join(10)
 
 
-def _checker(hosts: HealthHosts) -> HealthChecker:
-    return HealthChecker(Link("redis://127.0.0.1:1/0", "x"), Keys("s", "g"), Lead(), 1.0, 3, hosts)
+def _checker(hosts: HealthHosts, whole_s: float) -> HealthChecker:
+    asking = Asker(hosts, BOUNDS._replace(whole_s=whole_s))
+    return HealthChecker(Link("redis://127.0.0.1:1/0", "x"), Keys("s", "g"), Lead(), 1.0, 3, asking)
 
 
-def _ask(url: str, hosts: HealthHosts | None = None, more: int = 0) -> bool:
+def _ask(url: str, hosts: HealthHosts | None = None, more: int = 0, whole_s: float = BOUNDS.whole_s) -> bool:
     """What is found of one consumer that registered ``url``, asked as often more."""
-    checker = _checker(hosts or parse_hosts("127.0.0.1,::1,good"))
-    member = Member(Registration("a", "u", url, 1, 1), "live", 1)
+    checker = _checker(hosts or parse_hosts("127.0.0.1,::1,good"), whole_s)
+    member = Member(Registration("a", "u", url, 1, 1), "live")
     try:
         answers = [checker._ask_all({"a:1": member}) for _ in range(1 + more)]
     finally:
@@ -118,11 +122,10 @@ def _reset(connection: socket.socket) -> None:
     ids=["endless", "drip", "drip-body", "reset", "long-header", "503", "redis", "wrong-length"],
 )
 def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(speak: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_checker, "_WHOLE_S", 0.6)
-    monkeypatch.setattr(health_checker, "_LOOK_S", 0.1)
+    monkeypatch.setattr(asker, "_LOOK_S", 0.1)
     with serving(speak) as (port, _):
         began_s = time.monotonic()
-        well = _ask(f"http://127.0.0.1:{port}/")
+        well = _ask(f"http://127.0.0.1:{port}/", whole_s=0.6)
         took_s = time.monotonic() - began_s
     assert not well or speak is not _drip
     assert took_s < 30  # the drip alone would take a minute
@@ -192,7 +195,7 @@ def test_a_name_is_looked_up_once_and_that_address_is_asked(canary: tuple[int, l
         looked_up.append(name)
         return ["127.0.0.1"] if len(looked_up) == 1 else ["169.254.169.254"]
 
-    monkeypatch.setattr(health_checker, "_resolve", resolve)
+    monkeypatch.setattr(asker, "_resolve", resolve)
     assert _ask(f"http://Good:{port}/x")
     assert looked_up == ["good"]
     assert f"\r\nHost: Good:{port}\r\n".encode() in heard[0]
@@ -205,7 +208,7 @@ def test_a_name_with_an_address_that_is_never_asked_is_not_asked_at_all(
     addresses: list[str], canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, heard = canary
-    monkeypatch.setattr(health_checker, "_resolve", lambda _name, _port: addresses)
+    monkeypatch.setattr(asker, "_resolve", lambda _name, _port: addresses)
     assert not _ask(f"http://good:{port}/")
     assert not heard
 
@@ -214,6 +217,44 @@ def test_the_port_of_redis_is_never_asked(canary: tuple[int, list[bytes]]) -> No
     port, heard = canary
     assert not _ask(f"http://127.0.0.1:{port}/", parse_hosts("127.0.0.1", [port]))
     assert not heard
+
+
+def _ask_owner(url: str, hosts: HealthHosts, ticket_id: str = "a/b") -> OwnerTold | None:
+    question = OwnerQuestion(hosts)
+    try:
+        return question(url, ticket_id)
+    finally:
+        question.close()
+
+
+def test_an_owner_is_asked_beside_its_health_endpoint_at_the_address_that_was_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = b'{"time_ms": 1, "max_attempts": 5, "entries": []}'
+    told = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(says), says)
+    monkeypatch.setattr(asker, "_resolve", lambda _name, _port: ["127.0.0.1"])
+    with serving(lambda connection: connection.sendall(told)) as (port, heard):
+        assert _ask_owner(f"http://good:{port}/x/api/health", parse_hosts("good"), "/" * 256) == OwnerTold((), 5)
+    assert heard[0].startswith(b"GET /x/api/tickets/" + b"%2F" * 256 + b" HTTP/1.1\r\n")
+    assert f"\r\nHost: good:{port}\r\n".encode() in heard[0]
+
+
+def test_an_owner_is_not_asked_where_health_urls_may_not_lead(canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    port, heard = canary
+    monkeypatch.setattr(asker, "_resolve", lambda _name, _port: ["127.0.0.1", "169.254.169.254"])
+    for url, hosts in (
+        ("http://127.0.0.1", parse_hosts("10.9.9.9")),
+        ("http://127.0.0.1", parse_hosts("127.0.0.1", [port])),
+        ("http://good", parse_hosts("good")),
+    ):
+        assert _ask_owner(f"{url}:{port}/api/health", hosts) is None
+    assert not heard
+
+
+def test_an_owner_that_drips_its_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asker, "_LOOK_S", 0.1)
+    with serving(_drip_body) as (port, _):
+        began_s = time.monotonic()
+        assert _ask_owner(f"http://127.0.0.1:{port}/api/health", parse_hosts("127.0.0.1")) is None
+        assert time.monotonic() - began_s < 30  # the drip alone would take a minute
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_lost_group_and_a_lost_stream_are_all_lag_or_nothing(world: World) -> 
 
 def test_a_lag_beyond_what_is_counted_says_so_where_redis_does_not_know(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("master.vitals._MOST_COUNTED", 4)
-    monkeypatch.setattr("master.vitals._PAGE", 2)
+    monkeypatch.setattr("master.lag._PAGE", 2)
     for _ in range(9):
         world.send(b"T")
     seen = VitalsReader(world.link, world.keys).read()

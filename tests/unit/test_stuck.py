@@ -76,7 +76,7 @@ def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
 
 
 def snapshot(**more: Any) -> dict[str, Any]:
-    consumers = {"live": 2, "draining": 0, "revoked": 0, "lost": 0} | more.pop("consumers", {})
+    consumers = {"live": 2, "paused": 0, "draining": 0, "revoked": 0, "lost": 0} | more.pop("consumers", {})
     calm = {"time_ms": _NOW, "leader_url": "http://m", "halted": 0, "lag": 0, "lag_is_exact": True, "oldest_ms": None, "dead_letters": 0}
     return calm | {"has_group": True, "stuck": [], "stuck_most": 50, "consumers": consumers} | more
 

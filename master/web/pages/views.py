@@ -32,7 +32,7 @@ _COUNTED, _GROUPS = 2_000, 20
 #: Seconds after which looking for letters that fit ends for this page.
 _LOOK_S = 0.1
 _LONGEST_ID = 256
-_ATTENTION = {"lost": 0, "revoked": 1, "draining": 2}
+_ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: What a summary has; one of another version may lack some.
 _OF_AN_AUDIT = ("run", "started_ms", "seconds", "verdict", "pending", "executions", "repeated", "unproven", "findings", "examples")
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
@@ -83,7 +83,7 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
 
 def _attention(row: dict[str, Any]) -> tuple[int, str]:
     """Who needs attention comes first."""
-    return _ATTENTION.get(row["state"], 3), row["incarnation"]
+    return _ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]
 
 
 def _after(rows: list[dict[str, Any]], incarnation: str) -> int:
@@ -202,11 +202,11 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
 def _add_system(views: Blueprint, port: PagePort) -> None:
     @views.get("/streams")
     def streams() -> str:
-        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams())
+        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams(), sources=port.status.sources())
 
     @views.get("/audit")
     def audit() -> str:
-        found = port.facts.audit()
+        found = port.status.audit()
         return show("audit.html", "audit", audit=None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found)
 
     @views.get("/doctor")

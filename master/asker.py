@@ -1,0 +1,130 @@
+"""Asker: asks consumers over HTTP. The one place from which a master sends a request to a URL that somebody else has registered.
+
+Such a URL is looked at before each question, its name is looked up once and that address is asked, without redirects, proxies or credentials;
+time and bytes of an answer are bounded, however it trickles in.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import requests
+import urllib3
+
+from common.clock import now_s
+from master.web.health_url import HealthHosts, UnfitUrl
+
+#: How often it is looked at whether a question takes too long in all.
+_LOOK_S = 0.5
+_AT_ONCE = 16
+
+
+class Bounds(NamedTuple):
+    """Of a question: seconds to connect, for each piece of the answer, and in all; and bytes that are looked at. The rest is never read."""
+
+    connect_s: float
+    read_s: float
+    whole_s: float
+    most_bytes: int
+
+
+class Answer(NamedTuple):
+    """``status`` 0: none came. ``unfit``: why the URL may not be asked, or ""."""
+
+    status: int = 0
+    body: bytes = b""
+    unfit: str = ""
+
+
+class Asker:
+    """May be used by many threads. ``ca``: authorities of the consumers' certificates, where they are not those of the system."""
+
+    def __init__(self, hosts: HealthHosts, bounds: Bounds, ca: Path | None = None) -> None:
+        self._hosts = hosts
+        self._bounds = bounds
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask")
+        self._session = requests.Session()
+        self._session.trust_env = False  # no proxy of the environment: the address that was registered is the one that is asked
+        self._session.verify = True if ca is None else str(ca.expanduser())
+        self._asking = _Asking()
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, self._asking)
+
+    def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, Answer]:
+        """What each of these health URLs answers, side by side; ``instead`` is asked in place of the ``end`` of each."""
+        asked = {name: self._pool.submit(self._ask, url, end, instead) for name, url in health_urls.items()}
+        while wait(asked.values(), timeout=_LOOK_S).not_done:
+            self._asking.cut_late(self._bounds.whole_s)
+        return {name: future.result() for name, future in asked.items()}
+
+    def _ask(self, health_url: str, end: str, instead: str) -> Answer:
+        bounds = self._bounds
+        try:
+            url, host = self._hosts.pin(health_url, _resolve)
+            url, timeout = url.removesuffix(end) + instead, (bounds.connect_s, bounds.read_s)
+            with self._session.get(url, headers={"Host": host}, timeout=timeout, allow_redirects=False, stream=True) as response:
+                return Answer(response.status_code, response.raw.read(bounds.most_bytes))  # as it came: what is packed is not unpacked
+        except UnfitUrl as unfit:
+            return Answer(unfit=str(unfit))
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError):
+            return Answer()
+        finally:
+            self._asking.answered()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._session.close()
+
+
+class _Asking(requests.adapters.HTTPAdapter):
+    """Asks an address, and checks the certificate for the name in the Host header. ``cut_late`` ends what takes too long in all: the limits of
+    requests are for each piece of an answer, and a server may send one byte at a time."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, tuple[Any, float]] = {}  # thread -> its connection, since when
+        super().__init__(pool_maxsize=_AT_ONCE, pool_connections=64, max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **more: Any) -> None:
+        super().init_poolmanager(*args, **more)
+        kinds = {"http": urllib3.HTTPConnectionPool, "https": urllib3.HTTPSConnectionPool}
+        self.poolmanager.pool_classes_by_scheme = {scheme: self._noted(kind) for scheme, kind in kinds.items()}
+
+    def _noted(self, pool: Any) -> Any:
+        under_way = self._under_way
+
+        def request(connection: Any, *args: Any, **more: Any) -> Any:
+            under_way[threading.get_ident()] = (connection, now_s())
+            return pool.ConnectionCls.request(connection, *args, **more)
+
+        return type("_Pool", (pool,), {"ConnectionCls": type("_Connection", (pool.ConnectionCls,), {"request": request})})
+
+    def build_connection_pool_key_attributes(self, request: Any, verify: Any, cert: Any = None) -> Any:
+        host, pool = super().build_connection_pool_key_attributes(request, verify, cert)
+        if host["scheme"] == "https":
+            name = re.sub(r":[0-9]+$", "", request.headers["Host"]).strip("[]")
+            pool = {**pool, "server_hostname": name, "assert_hostname": name}  # type: ignore[typeddict-unknown-key]
+        return host, pool
+
+    def answered(self) -> None:
+        """This thread's question is over."""
+        self._under_way.pop(threading.get_ident(), None)
+
+    def cut_late(self, whole_s: float) -> None:
+        """Break the connections of questions that are older than ``whole_s``; their readers then find them closed."""
+        for connection, since_s in list(self._under_way.values()):
+            sock = getattr(connection, "sock", None)
+            if sock is not None and now_s() - since_s > whole_s:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it is closed already
+
+
+def _resolve(name: str, port: int) -> list[str]:
+    return [str(found[4][0]) for found in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]

@@ -1,0 +1,78 @@
+"""What leads, put together: from the doorbell to the hand-over, and what keeps watch over consumers. On a standby it waits for the lead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common import telemetry
+from common.bell import Bell
+from common.clock import now_s
+from common.metrics import Metrics
+from common.service import Service
+from common.streams import TicketStream
+from master.asker import Asker
+from master.dispatcher import Dispatcher
+from master.elector import Elector, Lead
+from master.halts import ChangeWatch
+from master.hand_over_spans import HandOverSpans
+from master.health_checker import BOUNDS, HealthChecker
+from master.intake import Doorbell
+from master.janitor import Janitor
+from master.leader_steps import Rejected
+from master.limits import limits_of
+from master.place import Place
+from master.roster import RosterReader
+from master.trimming import Trimmer
+
+_TRIM_WORK_S = 2.0
+
+
+class Leading:
+    """The services that lead; the elector, which begins the work, is made when this master can be reached."""
+
+    def __init__(self, place: Place, metrics: Metrics) -> None:
+        settings, keys, link = place.settings, place.keys, place.link
+        self._place = place
+        self.lead = Lead()
+        self.dispatcher = Dispatcher(link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), keys, self.lead, limits_of(settings))
+        self.roster = RosterReader(link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post)
+        asker = Asker(place.hosts, BOUNDS, settings.tls_ca)
+        self.health = HealthChecker(link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker)
+        self._bell = Bell(metrics, settings.dead_letter_webhook, "master", keys)
+        bell_link = link("doorbell")
+        doorbell = Doorbell(bell_link, TicketStream(bell_link, keys), self.dispatcher.ring)
+        changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post)
+        janitor = Janitor(link("reap"), keys, self.lead, settings.sweep_seconds)
+        tracer = telemetry.tracer()
+        self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
+        self.dispatcher.doorbell = doorbell
+        self.dispatcher.on_rejected = self._ring
+        self.dispatcher.counts.on_handed_over = self._spans
+        self.lead.on_change = self.dispatcher.wake
+        self.services: list[Service] = [self.dispatcher, doorbell, changes, self.roster, self.health, janitor, *self._bell.services]
+        trim_s = settings.trim_seconds
+        if settings.sources is not None:  # the work stream is ours: nobody else keeps it short
+            trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
+        if trim_s:
+            self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.trim_archived))
+
+    def elector(self, url: str) -> Elector:
+        """What wins the lead and holds it, for a master that is reached under ``url``."""
+        lease_s = self._place.settings.leader_lease_seconds
+        link = self._place.link("elect", max(0.2, lease_s / 3))
+        made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works)
+        self.lead.on_doubt = made.wake
+        return made
+
+    def _works(self) -> bool:
+        """Whether the dispatcher makes progress: the lead is extended only then."""
+        last = self.dispatcher.last_turn_s
+        return self.dispatcher.alive and last is not None and now_s() - last < self._place.settings.leader_lease_seconds
+
+    def _ring(self, rejected: Sequence[Rejected]) -> None:
+        for entry in rejected:
+            self._bell.ring(entry.shown, entry.id, entry.reason)
+
+    def close(self) -> None:
+        if self._spans is not None:
+            self._spans.close()

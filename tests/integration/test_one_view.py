@@ -1,0 +1,71 @@
+"""Whoever tells how the system is - commands, page, metrics, explain - tells the same of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.keys import Keys
+from common.live_sockets import LiveSockets
+from common.redis_client import Link
+from master.actions import By
+from master.explainer import Explainer
+from master.live_rules import LiveRules
+from master.policy.rules import Action, Rule, Target
+from master.pulse import Pulse
+from master.settings import MasterSettings
+from master.status import StatusReader
+from master.vitals import VitalsReader, lag_document
+from tests.integration.factories import FIELD, LEASE_MS, World
+from tests.integration.gathered import Gathered
+
+
+def _pulse(link: Link, keys: Keys) -> Pulse:
+    made = Pulse(link, keys, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: 0)
+    made.snapshot(0)
+    made.run_once()
+    return made
+
+
+def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: World) -> None:
+    leader, a, gone = world.elect(), world.join("a"), world.join("gone")
+    world.owned(leader, a, b"T")
+    world.end_lease(gone)
+    for name in ("a", "gone"):
+        LiveRules(world.link, world.keys).set(Rule(Target.CONSUMER, name, Action.PAUSE, None, "why", "ann"), By("ann", "cli"))
+    told = {"a": "paused", "gone": "lost"}
+    assert {row["name"]: row["state"] for row in StatusReader(world.link, world.keys).consumers()} == told
+    pulse = _pulse(world.link, world.keys)
+    assert {row["name"]: row["state"] for row in pulse.consumers()} == told
+    assert (pulse.last["living"], pulse.last["consumers"]["live"], pulse.last["consumers"]["paused"]) == (1, 0, 1)
+    assert "those that drain or are paused take nothing more" in "".join(alarm["text"] for alarm in pulse.last["alarms"])
+    vitals = VitalsReader(world.link, world.keys).read()
+    assert {name: load.state for name, load in vitals.consumers.items()} == told
+    assert lag_document(vitals)["consumers"] == 0, "what is to be scaled are those that take work"
+    explained = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T").document()
+    assert "ann" in "".join(explained["sentences"])
+
+
+def test_the_lag_is_the_same_wherever_it_is_told(world: World) -> None:
+    world.elect()
+    for _ in range(3):
+        world.send(b"T")
+    status = StatusReader(world.link, world.keys).overview()
+    pulse = _pulse(world.link, world.keys).last
+    vitals = VitalsReader(world.link, world.keys).read()
+    assert (status["lag"], pulse["lag"], vitals.lag) == (3, 3, 3)
+    assert (status["epoch"], status["leader_url"]) == (pulse["epoch"], pulse["leader_url"])
+
+
+def test_what_waits_in_the_sources_is_part_of_the_lag_and_is_looked_at_for_all_who_ask(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Gathered(link)
+    world.send("a", "1-1", "2-1")
+    world.gather("a", quantum=1)
+    world.send("b", "1-1", "2-1")
+    link.call("DEL", world.keys.shares)  # nobody gathers any more
+    status = StatusReader(link, world.keys, MasterSettings(ticket_stream="a,b", group="g").sources)
+    document = lag_document(VitalsReader(link, world.keys, status.sources).read())
+    assert (document["lag"], document["unfinished"]) == (4, 4), "one is in the work stream, one in a, two in b"
+    world.send("b", "3-1")
+    assert (status.sources() or {})["lag"] == 3, "what was seen a moment ago"
+    monkeypatch.setattr("master.status._SOURCES_KEPT_S", -1.0)
+    assert (status.sources() or {})["lag"] == 4
