@@ -3,8 +3,7 @@
 A program runs scripts, and whoever runs a script needs the rights of every command in it: so a user's commands are those of its scripts, read out
 of their text, and those that it sends itself. Keys are patterns of names, as Redis 6.2 knows them: a user's commands are allowed on all of its keys.
 So these users confine what a program that was broken into, or is wrong, can reach; they are no proof of ownership. Whoever may acknowledge may
-acknowledge any entry of the stream, and an auditor could write where it reads. A master that gathers several ticket streams needs more than the
-master's user has: XGROUP, TYPE and HSETNX, and the keys of those streams.
+acknowledge any entry of the stream, and an auditor could write where it reads.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
                 ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get"), (at, log.leader, log.counters)),
         Program("reader", "log consumers (common.outbox)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
-        Program("auditor", "`usher audit`, `usher audit archive`", ("count_above", "count_between"), _AUDITOR_SENDS, (at, everything, log.archived)),
+        Program("auditor", "`usher audit`, `usher archive`", ("count_above", "count_between"), _AUDITOR_SENDS, (at, everything, log.archived)),
     )  # fmt: skip
 
 
