@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +225,41 @@ def test_full_memory_is_waited_for(world: Gathered, link: Link, redis_url: str) 
         sent += world.send("t:a")
         until(lambda: world.moved("t:a") == sent)
         until(lambda: gather.trouble is None)
+
+
+def _as_limited(link: Link, url: str, refused: str) -> str:
+    """The address of a user for whom Redis refuses every call that names the key ``refused``."""
+    keys = [f"~{name}" for name in ("usher:*", "a", "b", "t:*") if name != refused]
+    link.call("ACL", "SETUSER", "limited", "reset", "on", ">x", "+@all", *keys)
+    return re.sub("//[^@]*@", "//limited:x@", url)
+
+
+@pytest.mark.usefixtures("unswept")
+def test_a_source_that_redis_refuses_is_told_and_the_others_go_on(world: Gathered, link: Link, redis_url: str) -> None:
+    sent = {name: world.send(name) for name in ("a", "b")}
+    try:
+        with running(_as_limited(link, redis_url, "secret"), "secret,a,b,t:*") as made:
+            until(lambda: world.all_moved() == sent)
+            until(lambda: "NOPERM" in made.says() or "permissions" in made.says())
+            sent["t:1"] = world.send("t:1")
+            sent["a"] += world.send("a")
+            until(lambda: world.all_moved() == sent)
+            assert service(made, "gather").seen()[1][0][0] == b"secret"
+            assert service(made, "gather").trouble is None
+    finally:
+        link.call("ACL", "DELUSER", "limited")
+
+
+@pytest.mark.usefixtures("unswept")
+def test_a_work_stream_that_redis_refuses_is_not_laid_on_the_sources(world: Gathered, link: Link, redis_url: str) -> None:
+    sent = world.send("a")
+    link.call("SET", world.keys.dead, "no stream")
+    with running(redis_url, "a,b") as made:
+        gather = service(made, "gather")
+        until(lambda: gather.trouble is not None)
+        assert gather.seen()[1] == []
+        link.call("DEL", world.keys.dead)
+        until(lambda: world.moved("a") == sent)
 
 
 def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
