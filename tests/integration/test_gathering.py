@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from common import source_status
+from common.doctor.collector import collect
+from common.doctor.facts import Severity
+from common.doctor.findings import examine
 from common.embedded import resolve_redis_url
 from common.keys import Keys
 from common.redis_client import Link
 from common.source_status import SourcesReader
+from common.sources import Sources
 from master import gatherer as gatherer_module
 from master import source_ears
 from master.gathering import Gathering
@@ -301,6 +306,31 @@ def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: 
     seen = reader.overview()
     assert seen["masters"] == [] and seen["lag"] == 2
     assert seen["worst"] == [{"source": "a", "lag": 2, "lag_is_exact": True, "master": ""}]
+
+
+def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(world: Gathered, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.share()
+    monkeypatch.setattr(source_status, "_MOST_KEPT", 50)
+    sources = Sources.parse("a,b")
+    reader = SourcesReader(link, world.keys, sources)
+    world.send("a", "1-1", ticket="stuck")
+    world.send("b", *(f"{number}-1" for number in range(1, 100)))
+    world.gather("a", "b")
+    link.call("DEL", world.keys.shares)
+    assert reader.overview()["troubles"] == {}, "without a group nothing of it is done"
+    world.stream.create_group(b"0-0")
+    assert reader.overview()["troubles"] == {}, "what nobody was given is not kept for anybody"
+    first, *others = world.read(80)
+    link.call("XCLAIM", world.keys.stream, "g", "halted", 0, first)
+    assert reader.overview()["troubles"] == {}, "what is pending is not done"
+    link.call("XACK", world.keys.stream, "g", *others)
+    [(name, told)] = reader.overview()["troubles"].items()
+    assert (name, told.partition(":")[0]) == (world.keys.stream, "held_back")
+    assert "99" in told and "a/stuck" in told and "halted" in told and first.decode() in told
+    found = {finding.check: finding for finding in examine(collect(link, world.keys, 10_000, sources))}
+    assert found["source held_back"].severity is Severity.WARN and "usher dead redrive" in found["source held_back"].do
+    link.call("XACK", world.keys.stream, "g", first)
+    assert reader.overview()["troubles"] == {}, "the leader cuts it at once"
 
 
 def test_in_a_cluster_streams_with_one_hash_tag_are_gathered(tmp_path_short: Path) -> None:
