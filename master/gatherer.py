@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 #: How often everything is looked at although nobody said anything.
 _SWEEP_S = 30.0
-#: Pauses while the work stream is full and its group does not move.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
+#: Pauses while the work stream is full and its group does not move. Each is about as long as it stood still already, so when it goes on, and
+#: nothing says so, that lasts twice as long at most.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
 #: The work stream takes this many times what the leader reads at once: one part is read while the next one comes.
 _BATCHES_AHEAD = 2
 _CUT = "cut "

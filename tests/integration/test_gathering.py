@@ -200,7 +200,7 @@ def test_changes_that_are_told_are_never_taken_for_lost_ones(world: Gathered, re
         for turn in range(15):
             sent = [world.send(f"t:{number}") for number in range(20)]
             until(lambda turn=turn, sent=sent: len(world.entries()) == (turn + 1) * len(sent))  # type: ignore[misc]
-        assert (service(made, "watch").mode, service(made, "watch")._lost) == ("change-driven", 0)
+        assert (service(made, "watch").mode, service(made, "watch")._lost.total()) == ("change-driven", 0)
 
 
 @pytest.mark.usefixtures("unswept")
