@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from common.errors import GroupMissing
 from common.keys import Keys
 from common.redis_client import Link
 from common.scripts import ScriptRunner
-from common.sources import Sources, shard_of
+from common.sources import SCOPED_TICKET_FIELD, Sources, shard_of
 from common.streams import pairs
 
 #: Sources that are looked at, at most; and by one call.
@@ -22,6 +23,8 @@ _MOST_COUNTED = 100
 _WORST = 5
 #: States that a person must look at. A listed stream that is not there yet is none of them.
 _BAD = frozenset({"not_a_stream", "ahead"})
+#: Entries of the work stream that are done and cannot be cut, because one below them is pending, from which on a person must look.
+_MOST_KEPT = 100_000
 
 
 class _Look(NamedTuple):
@@ -50,6 +53,7 @@ class SourcesReader:
         troubles = {look.source.decode(errors="replace"): look.state for look in looks if look.state in _BAD}
         for master in masters:
             troubles |= {source: f"{outcome}: {words}" if words else outcome for source, outcome, words in master.pop("troubles")}
+        troubles |= self._held_back()
         listed_alone = len(set(self._sources.names) - {look.source.decode(errors="replace") for look in looks})
         return {
             "sources": max(len(looks), self._link.call("HLEN", self._keys.gathered) - 1) + listed_alone,
@@ -60,6 +64,25 @@ class SourcesReader:
             "masters": masters,
             "troubles": troubles,
         }
+
+    def _held_back(self) -> dict[str, str]:
+        """The work stream, when it grows because one entry stays pending: only what is below that is cut."""
+        stream, group = self._keys.stream, self._keys.group
+        length = self._link.call("XLEN", stream)
+        if length < _MOST_KEPT:
+            return {}
+        try:
+            oldest = self._link.call("XPENDING", stream, group, "-", "+", 1)
+            kept = length - self._link.call("XPENDING", stream, group)[0]  # what the group was not given yet is little: gather.lua waits for it
+        except GroupMissing:
+            return {}
+        if not oldest or kept < _MOST_KEPT:
+            return {}
+        entry_id, owner = oldest[0][:2]
+        found = self._link.call("XRANGE", stream, entry_id, entry_id)
+        ticket = found[0][1][3].decode(errors="replace") if found and found[0][1][2:3] == [SCOPED_TICKET_FIELD] else ""
+        of_ticket = f" of ticket {ticket}" if ticket else ""
+        return {stream: f"held_back: {kept:,} entries that are not pending are kept because {entry_id.decode()}{of_ticket} is pending under {owner.decode()}"}
 
     def _names(self) -> list[bytes]:
         names = [name.encode() for name in self._sources.names]

@@ -21,12 +21,14 @@ class MasterUnavailable(RedisTrouble):
 
 
 class Answer(NamedTuple):
-    """What a master answered; ``document`` is empty when it was no JSON object. ``sent_s`` is when this very request left."""
+    """What a master answered; ``document`` is empty when it was no JSON object. ``sent_s`` is when this very request left, ``retry_after_s``
+    the pause that it asks for."""
 
     url: str
     status: int
     document: Mapping[str, Any]
     sent_s: float
+    retry_after_s: float = 0.0
 
 
 class MasterClient:
@@ -63,7 +65,7 @@ class MasterClient:
                 problems.append(f"{url}: {type(problem).__name__}")
                 self._urls.rotate(-1)
                 continue
-            answer = Answer(url, response.status, _document(response.data), sent_s)
+            answer = Answer(url, response.status, _document(response.data), sent_s, _seconds(response.headers.get("Retry-After", "")))
             if answer.status != 503:
                 return answer
             problems.append(f"{url}: {answer.document.get('title', '503')}")
@@ -74,6 +76,11 @@ class MasterClient:
 
     def close(self) -> None:
         self._http.clear()
+
+
+def _seconds(text: str) -> float:
+    """Our masters tell whole seconds."""
+    return float(text) if text.isdecimal() else 0.0
 
 
 def _document(body: bytes) -> Mapping[str, Any]:

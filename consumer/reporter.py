@@ -1,7 +1,8 @@
 """Reporter: tells the leader over HTTP what Redis has accepted, so that it frees tickets and hands over more at once.
 
 A report is a hint. It frees by message id and incarnation, so doubled, late or reordered ones change nothing, and lost ones cost only
-speed: the leader reads quiet tickets again. So a report is tried at every master once, and then dropped.
+speed: the leader reads quiet tickets again. So a report is tried at every master once, and then dropped. Only one that comes too often for
+the leader (429) is kept until the time that it tells.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import orjson
@@ -26,8 +27,12 @@ log = logging.getLogger(__name__)
 MOST_IDS = 1000
 #: A report does not follow the last one sooner than this, unless enough waits: freeing a ticket a little later costs nothing while there is room.
 _PAUSE_S = 0.1
-#: So many ids of one ticket are enough: they may have filled its window (USHER_TICKET_WINDOW).
+#: The same while few tickets wait: their windows (USHER_TICKET_WINDOW, which a consumer does not know) may be full, and nothing else keeps it busy.
+_SHORT_PAUSE_S, _FEW_TICKETS = 0.02, 64
+#: So many ids of one ticket are enough: they may have filled its window.
 _ENOUGH_OF_ONE = 64
+#: Longest pause that a master can ask for: by then the leader's reconciling look has found them.
+_LONGEST_WAIT_S = 5.0
 #: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
 _MOST_WAITING = 50_000
 
@@ -47,11 +52,12 @@ class Reporter(Service):
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()
-        self._waiting = 0  # ids in _items; both guarded by _lock
+        self._waiting: Counter[bytes] = Counter()  # ids in _items by ticket
+        self._size = 0  # and in all; the three are guarded by _lock
         self._lock = threading.Lock()
         self._enough = min(MOST_IDS, max(1, spare // 2))
         self._hurry = False
-        self._last_s = -math.inf
+        self._last_s = self._not_before_s = -math.inf
         self.sent = 0
         self.dropped = 0
 
@@ -61,12 +67,10 @@ class Reporter(Service):
             was_empty = not self._items
             for item in items:
                 self._items.append(item)
-                self._waiting += len(item[2])
-                if len(item[2]) >= _ENOUGH_OF_ONE:
-                    self._hurry = True
-            if self._waiting >= self._enough:
-                self._hurry = True
-        while self._items and self._waiting > _MOST_WAITING:
+                self._count(item, 1)
+                self._hurry = self._hurry or self._waiting[item[0]] >= _ENOUGH_OF_ONE
+            self._hurry = self._hurry or self._size >= self._enough
+        while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
         if was_empty or self._hurry:
             self.wake()
@@ -74,8 +78,8 @@ class Reporter(Service):
     def run_once(self) -> float:
         if not self._items:
             return self.stalls_after_s / 3
-        early_s = self._last_s + _PAUSE_S - now_s()
-        if early_s > 0 and not self._hurry:
+        early_s = self._early_s()
+        if early_s > 0:
             return early_s
         self._last_s = now_s()
         report = self._take()
@@ -86,9 +90,26 @@ class Reporter(Service):
             return _PAUSE_S
         if answer.status == 200:
             self.sent += 1
+        elif answer.status == 429:
+            self._put_back(report)
+            wait_s = min(_LONGEST_WAIT_S, max(_PAUSE_S, answer.retry_after_s))
+            self._not_before_s = now_s() + wait_s
+            return wait_s
         else:
             self._drop(report, f"{answer.url} answered {answer.status}")
         return 0.0
+
+    def _early_s(self) -> float:
+        """Seconds until the next report may go."""
+        pause_s = 0.0 if self._hurry else _SHORT_PAUSE_S if len(self._waiting) < _FEW_TICKETS else _PAUSE_S
+        return max(self._not_before_s, self._last_s + pause_s) - now_s()
+
+    def _count(self, item: Item, sign: int) -> None:
+        size = sign * len(item[2])
+        self._size += size
+        self._waiting[item[0]] += size
+        if not self._waiting[item[0]]:
+            del self._waiting[item[0]]
 
     def _take(self) -> list[Item]:
         """Items of one report."""
@@ -103,9 +124,15 @@ class Reporter(Service):
                     item = (item[0], item[1], item[2][:room])
                 taken.append(item)
                 size += len(item[2])
-            self._waiting -= size
-            self._hurry = self._waiting >= self._enough
+                self._count(item, -1)
+            self._hurry = self._size >= self._enough or max(self._waiting.values(), default=0) >= _ENOUGH_OF_ONE
         return taken
+
+    def _put_back(self, report: list[Item]) -> None:
+        with self._lock:
+            self._items.extendleft(reversed(report))
+            for item in report:
+                self._count(item, 1)
 
     def _body(self, report: list[Item]) -> bytes:
         tickets = [

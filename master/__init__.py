@@ -49,6 +49,7 @@ a master that gathers dies          its shards are free when its time in the sha
 a source's group is destroyed       it is made again exactly where it was (the hash ``gathered``); nothing is lost or repeated
 a source is deleted                 it is forgotten; when it comes back, it is taken in from its beginning
 a source cannot be taken in         it has a trouble (not_a_stream, ahead, before, refused) in log, status and doctor; the others go on
+a gathered ticket stays halted      what is done above it stays in the work stream; from 100,000 entries on that is a trouble (held_back)
 Redis' memory is full               nothing is gathered; the sources keep it
 ==================================  ===============================================================================================
 """

@@ -15,18 +15,19 @@ from common.clock import now_s
 from common.keys import Keys
 from common.log import event
 from common.message import LONGEST_TICKET
-from common.redis_client import Arg, Link
+from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.sources import Sources, shards_of
-from master.policy.rounds import TROUBLES, Outcome, Rounds, Told, Turn
+from master.policy.rounds import Outcome, Rounds, Told, Turn, is_trouble
 
 log = logging.getLogger(__name__)
 
 #: How often everything is looked at although nobody said anything.
 _SWEEP_S = 30.0
-#: Pauses while the work stream is full and its group does not move.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
+#: Pauses while the work stream is full and its group does not move. Each is about as long as it stood still already, so when it goes on, and
+#: nothing says so, that lasts twice as long at most.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
 #: The work stream takes this many times what the leader reads at once: one part is read while the next one comes.
 _BATCHES_AHEAD = 2
 _CUT = "cut "
@@ -131,6 +132,19 @@ class Gatherer(Service):
         return self._next_pause_s(is_full, given)
 
     def _gather(self, turn: Turn) -> tuple[bool, bytes, list[Told]]:
+        """One source that Redis refuses (ACL, another slot) refuses the whole call: it is made again in halves, until that one is alone."""
+        try:
+            return self._call(turn)
+        except CommandRefused as refused:
+            if len(turn.sources) == 1:
+                is_full, given, _ = self._call(Turn((), turn.quantum))  # without any it is our own keys that are refused
+                return is_full, given, [Told(Outcome.REFUSED, 0, str(refused))]
+        half = len(turn.sources) // 2
+        _, _, first = self._gather(Turn(turn.sources[:half], turn.quantum))
+        is_full, given, second = self._gather(Turn(turn.sources[half:], turn.quantum))
+        return is_full, given, first + second
+
+    def _call(self, turn: Turn) -> tuple[bool, bytes, list[Told]]:
         keys, plan = self._keys, self._plan
         script_keys: tuple[str | bytes, ...] = (keys.stream, keys.shares, keys.gathered, keys.dead, *turn.sources)
         most = _BATCHES_AHEAD * plan.batch
@@ -160,13 +174,13 @@ class Gatherer(Service):
         return [
             (source, one)
             for source, one in zip(turn.sources, told, strict=True)
-            if (known.get(source) != one if one.outcome in TROUBLES else one.words)
+            if (known.get(source) != one if is_trouble(source, one, self._listed) else one.words)
         ]
 
     def _say(self, news: list[tuple[bytes, Told]]) -> None:
         for source, one in news:
             name = source.decode(errors="replace")
-            if one.outcome in TROUBLES:
+            if is_trouble(source, one, self._listed):
                 event(log, "source_trouble", level=logging.WARNING, source=name, outcome=one.outcome.value.lower(), words=one.words)
             elif one.words.startswith(_MADE):
                 event(log, "source_group_made", source=name, group=self._keys.group, after=one.words.removeprefix(_MADE))

@@ -34,7 +34,7 @@ class MasterSettings(CommonSettings):
     )
     trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off the ticket stream. 0: never.")
     discover_seconds: float = Field(30.0, ge=0.5, le=86_400, description="How often streams that match a pattern are looked for by SCAN.")
-    trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`).")
+    trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`); not for a work stream.")
     operator_token: str = Field("", description="Bearer token with which one may look and act, but not speak for consumers. Empty: none.")
     tokens_file: Path | None = Field(None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change.")
     hosts: str = Field(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from common.clock import now_s
@@ -41,7 +42,7 @@ class SourceWatch(Service):
         self._scan = scan
         self.mode = "change-driven"
         self._unsaid: dict[bytes, float] = {}  # source -> when a sweep found it; set by the gatherer's thread
-        self._lost = 0
+        self._lost: Counter[bytes] = Counter()  # how often each source was not said
         gatherer.on_unsaid = self._found_unsaid
 
     def _found_unsaid(self, sources: list[bytes]) -> None:
@@ -69,16 +70,17 @@ class SourceWatch(Service):
         """Are we told of changes? Raises TrackingRefused when too many were not. After a new connection, that is asked anew."""
         if changed is None or self.mode == "polling":
             self._unsaid.clear()
-            self._lost = 0
+            self._lost.clear()
             return
         for source in changed:
             self._unsaid.pop(source, None)
+            self._lost.pop(source, None)  # we are told of it: what came too late, or was moved by another one, is no loss
         late = [source for source, found_s in list(self._unsaid.items()) if now_s() - found_s > _SAID_WITHIN_S]
         for source in late:
             self._unsaid.pop(source, None)
-        self._lost += len(late)
-        if self._lost >= _MOST_UNSAID:
-            raise TrackingRefused(f"{self._lost} changes were not announced")
+        self._lost.update(late)
+        if self._lost.total() >= _MOST_UNSAID:
+            raise TrackingRefused(f"{self._lost.total()} changes were not announced")
 
     def interrupt(self) -> None:
         self._ear.interrupt()

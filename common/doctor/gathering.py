@@ -18,6 +18,10 @@ _MEANS: Mapping[str, tuple[str, str]] = {
         "its group has pending entries of the time when it was a ticket stream of its own; they must be done first",
         "run a master and a consumer with USHER_TICKET_STREAM set to it alone until nothing is pending",
     ),
+    "held_back": (
+        "a ticket that is halted or paused for long keeps all that is done above its oldest message in the work stream, until Redis is full",
+        "let that ticket go on: `usher dead redrive` or `usher dead drop` when it is halted, `usher resume` when it is paused",
+    ),
     "refused": ("Redis does not let its entries be moved", "allow the command that its words name to this user"),
 }
 
@@ -47,4 +51,4 @@ def _troubles(troubles: Mapping[str, Any]) -> Iterator[Finding]:
     for kind, sources in by_kind.items():
         means, do = _MEANS.get(kind, ("they are not gathered", "look at the masters' logs"))
         shown = ", ".join(sources[:_SHOWN]) + (f" and {len(sources) - _SHOWN:,} more" if len(sources) > _SHOWN else "")
-        yield Finding(f"source {kind}", Severity.BAD, shown, means, do)
+        yield Finding(f"source {kind}", Severity.WARN if kind == "held_back" else Severity.BAD, shown, means, do)

@@ -11,10 +11,10 @@
 --          XREADGROUP NOACK moves the group, XADD follows. What could refuse XADD is found before anything moves: memory (HSETNX needs some), a
 --          key of another type, an id that is not the highest. Should it be refused all the same, the group is set back to just below what was
 --          not added. A lost reply costs nothing: what was moved is not new any more.
---          The id's second part is a number that only grows, by one with each entry: so it is known at once how many are undelivered.
 -- Memory: refused when full
 --- @include bury
 --- @include is_above
+--- @include numbered
 local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])
 -- Redis stands still meanwhile: a call ends with about ENOUGH bytes. More values than MOST_VALUES do not fit on Lua's stack.
@@ -22,17 +22,6 @@ local ENOUGH, MOST_VALUES, OURS = 8 * 1024 * 1024, 7000, {usher_from = true, ush
 redis.call('HSETNX', KEYS[3], '', '')
 redis.call('XLEN', KEYS[4])
 redis.call('HLEN', KEYS[2])
-
-local function facts_of(reply)
-  local facts = {}
-  for at = 1, #reply, 2 do facts[reply[at]] = reply[at + 1] end
-  return facts
-end
-
-local function last_id(stream)
-  if redis.call('EXISTS', stream) == 0 then return '0-0' end
-  return facts_of(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
-end
 
 local function delivered(stream)
   if redis.call('EXISTS', stream) == 0 then return nil end
@@ -43,13 +32,8 @@ local function delivered(stream)
 end
 
 -- Where the work stream ends, and how much may be added.
-local last = last_id(work)
-local ms, seq = string.match(last, '^(%d+)'), tonumber(string.match(last, '(%d+)$'))
-local now = now_ms()
-if is_above(now .. '-0', ms .. '-0') then ms = now end
-if seq >= 9007199254740000 then ms, seq = string.format('%.0f', tonumber(ms) + 1), 0 end -- somebody else added that
-
-local given = delivered(work) or '0-0'
+local ms, seq = end_of(work)
+local now, given = now_ms(), delivered(work) or '0-0'
 
 local function undelivered()
   local count = seq - tonumber(string.match(given, '(%d+)$'))
@@ -93,7 +77,7 @@ local function add(source, entries)
   local cut = 0
   for at, found in ipairs(entries) do
     local entry, size = gathered(source, found[1], found[2])
-    local id = ms .. '-' .. string.format('%.0f', seq + 1)
+    local id = numbered(ms, seq + 1)
     local added
     if #entry > MOST_VALUES then
       added = {}

@@ -10,6 +10,8 @@
 -- Memory: refused when full
 --- @include record
 --- @include bury
+--- @include is_above
+--- @include numbered
 --- @include letter
 --- @include tell_leader
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
@@ -26,16 +28,20 @@ local function has_uid(fields)
 end
 
 -- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A gathered message has the
--- id under which sinks know it in its first field.
+-- id under which sinks know it in its first field, and a number in its id, which gather counts by.
 local function add_again(head, fields)
   local id = string.match(head['usher-id'] or '', '^%d+%-%d+$')
   if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
   if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
-  if not has_uid(fields) and fields[1] ~= 'usher_from' then
+  local id_now = '*'
+  if fields[1] == 'usher_from' then
+    local ms, number = end_of(stream)
+    id_now = numbered(ms, number + 1)
+  elseif not has_uid(fields) then
     fields[#fields + 1] = 'uid'
     fields[#fields + 1] = id
   end
-  return {'ADDED', redis.call('XADD', stream, '*', unpack(fields))}
+  return {'ADDED', redis.call('XADD', stream, id_now, unpack(fields))}
 end
 
 -- The ticket may move again: first what of it is under `master` already and was held by the former owner. A hash write goes first: it needs

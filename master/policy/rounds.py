@@ -40,7 +40,9 @@ class Outcome(Enum):
 
 
 #: What a person must look at.
-TROUBLES = frozenset({Outcome.NOT_A_STREAM, Outcome.BEFORE, Outcome.AHEAD, Outcome.REFUSED})
+_TROUBLES = frozenset({Outcome.NOT_A_STREAM, Outcome.BEFORE, Outcome.AHEAD, Outcome.REFUSED})
+#: What is no source, unless it is listed.
+_NO_SOURCE = frozenset({Outcome.GONE, Outcome.NOT_A_STREAM})
 
 
 class Told(NamedTuple):
@@ -49,6 +51,11 @@ class Told(NamedTuple):
     outcome: Outcome
     moved: int
     words: str
+
+
+def is_trouble(source: bytes, told: Told, listed: frozenset[bytes]) -> bool:
+    """Whether a person must look at it. A key that a pattern meets, and that is no stream, is just no source."""
+    return told.outcome in _TROUBLES and (told.outcome is not Outcome.NOT_A_STREAM or source in listed)
 
 
 @dataclass(frozen=True)
@@ -164,14 +171,14 @@ class Rounds:
                 return Turn(tuple(sources), quantum)
         return None
 
-    def answered(self, turn: Turn, told: Sequence[Told], is_listed: frozenset[bytes] = frozenset()) -> list[bytes]:
-        """What came of it. Who did not get to its turn is the first in the next one; a stream that is gone is forgotten, unless it is listed.
+    def answered(self, turn: Turn, told: Sequence[Told], listed: frozenset[bytes] = frozenset()) -> list[bytes]:
+        """What came of it. Who did not get to its turn is the first in the next one; what is no stream (any more) is forgotten, unless it is listed.
         Returns those that had news, as a sweep found, of which nobody has said anything (yet)."""
         unserved = []
         unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept and source not in self._news]
         self._swept.difference_update(turn.sources)
         for source, one in zip(turn.sources, told, strict=True):
-            if one.outcome in TROUBLES:
+            if is_trouble(source, one, listed):
                 if len(self.troubles) < _MOST_TROUBLES or source in self.troubles:
                     self.troubles[source] = one
             else:
@@ -182,7 +189,7 @@ class Rounds:
                 unserved.append(source)
             elif one.outcome is Outcome.NOT_MINE:
                 self._shards -= {shard_of(source)}  # should we get it again, we look at what it has
-            elif one.outcome is Outcome.GONE and source not in is_listed and source not in self._news:
+            elif one.outcome in _NO_SOURCE and source not in listed and source not in self._news:
                 self._known.pop(source, None)
         self._news.add_first(unserved)
         return unsaid

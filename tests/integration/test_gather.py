@@ -9,6 +9,7 @@ from common.clock import now_s
 from common.redis_client import Link
 from common.stream_id import rank
 from consumer.context import OwnLease, message_type
+from master.dead_letters import DeadLetters
 from tests.integration.factories import TRICKY_IDS
 from tests.integration.gathered import Gathered, outcomes
 
@@ -105,6 +106,21 @@ def test_an_entry_that_somebody_added_to_the_work_stream_does_not_stop_it(world:
     assert world.moved("a") == sent
     ids = [rank(entry.id) for entry in world.entries()]
     assert ids == sorted(ids)
+
+
+def test_what_is_redriven_counts_as_one_entry_more(world: Gathered) -> None:
+    world.send("a", *(f"{number}-1" for number in range(1, 8)))
+    world.link.call("XADD", "a", "8-1", "ticket_id", "T", *(part for number in range(4000) for part in (f"f{number}", "v")))
+    world.stream.create_group(b"0-0")
+    world.gather("a")
+    assert len(world.read()) == 7
+    letter = (b"usher-id", b"1-1", b"usher-ticket", b"a/42", b"usher-fields", 1, b"usher_from", b"1-1 2 a")
+    redriven = DeadLetters(world.link, world.keys).redrive([world.link.call("XADD", world.keys.dead, "*", *letter) for _ in range(2)])
+    assert [one.word for one in redriven] == ["added", "added"]
+    world.send("a", *(f"{number}-1" for number in range(10, 30)))
+    assert outcomes(world.gather("a", most=10)) == [("MORE", 8)], "two of the ten are there"
+    numbers = [rank(entry.id) & 0xFFFF for entry in world.entries()]
+    assert numbers[7:] == list(range(9, 19))
 
 
 def test_a_source_gets_no_more_than_its_quantum_and_what_is_behind_it_gets_as_much(world: Gathered) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from common import source_status
+from common.doctor.collector import collect
+from common.doctor.facts import Severity
+from common.doctor.findings import examine
 from common.embedded import resolve_redis_url
 from common.keys import Keys
 from common.redis_client import Link
 from common.source_status import SourcesReader
+from common.sources import Sources
 from master import gatherer as gatherer_module
 from master import source_ears
 from master.gathering import Gathering
@@ -194,7 +200,7 @@ def test_changes_that_are_told_are_never_taken_for_lost_ones(world: Gathered, re
         for turn in range(15):
             sent = [world.send(f"t:{number}") for number in range(20)]
             until(lambda turn=turn, sent=sent: len(world.entries()) == (turn + 1) * len(sent))  # type: ignore[misc]
-        assert (service(made, "watch").mode, service(made, "watch")._lost) == ("change-driven", 0)
+        assert (service(made, "watch").mode, service(made, "watch")._lost.total()) == ("change-driven", 0)
 
 
 @pytest.mark.usefixtures("unswept")
@@ -224,6 +230,41 @@ def test_full_memory_is_waited_for(world: Gathered, link: Link, redis_url: str) 
         sent += world.send("t:a")
         until(lambda: world.moved("t:a") == sent)
         until(lambda: gather.trouble is None)
+
+
+def _as_limited(link: Link, url: str, refused: str) -> str:
+    """The address of a user for whom Redis refuses every call that names the key ``refused``."""
+    keys = [f"~{name}" for name in ("usher:*", "a", "b", "t:*") if name != refused]
+    link.call("ACL", "SETUSER", "limited", "reset", "on", ">x", "+@all", *keys)
+    return re.sub("//[^@]*@", "//limited:x@", url)
+
+
+@pytest.mark.usefixtures("unswept")
+def test_a_source_that_redis_refuses_is_told_and_the_others_go_on(world: Gathered, link: Link, redis_url: str) -> None:
+    sent = {name: world.send(name) for name in ("a", "b")}
+    try:
+        with running(_as_limited(link, redis_url, "secret"), "secret,a,b,t:*") as made:
+            until(lambda: world.all_moved() == sent)
+            until(lambda: "NOPERM" in made.says() or "permissions" in made.says())
+            sent["t:1"] = world.send("t:1")
+            sent["a"] += world.send("a")
+            until(lambda: world.all_moved() == sent)
+            assert service(made, "gather").seen()[1][0][0] == b"secret"
+            assert service(made, "gather").trouble is None
+    finally:
+        link.call("ACL", "DELUSER", "limited")
+
+
+@pytest.mark.usefixtures("unswept")
+def test_a_work_stream_that_redis_refuses_is_not_laid_on_the_sources(world: Gathered, link: Link, redis_url: str) -> None:
+    sent = world.send("a")
+    link.call("SET", world.keys.dead, "no stream")
+    with running(redis_url, "a,b") as made:
+        gather = service(made, "gather")
+        until(lambda: gather.trouble is not None)
+        assert gather.seen()[1] == []
+        link.call("DEL", world.keys.dead)
+        until(lambda: world.moved("a") == sent)
 
 
 def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
@@ -265,6 +306,31 @@ def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: 
     seen = reader.overview()
     assert seen["masters"] == [] and seen["lag"] == 2
     assert seen["worst"] == [{"source": "a", "lag": 2, "lag_is_exact": True, "master": ""}]
+
+
+def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(world: Gathered, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.share()
+    monkeypatch.setattr(source_status, "_MOST_KEPT", 50)
+    sources = Sources.parse("a,b")
+    reader = SourcesReader(link, world.keys, sources)
+    world.send("a", "1-1", ticket="stuck")
+    world.send("b", *(f"{number}-1" for number in range(1, 100)))
+    world.gather("a", "b")
+    link.call("DEL", world.keys.shares)
+    assert reader.overview()["troubles"] == {}, "without a group nothing of it is done"
+    world.stream.create_group(b"0-0")
+    assert reader.overview()["troubles"] == {}, "what nobody was given is not kept for anybody"
+    first, *others = world.read(80)
+    link.call("XCLAIM", world.keys.stream, "g", "halted", 0, first)
+    assert reader.overview()["troubles"] == {}, "what is pending is not done"
+    link.call("XACK", world.keys.stream, "g", *others)
+    [(name, told)] = reader.overview()["troubles"].items()
+    assert (name, told.partition(":")[0]) == (world.keys.stream, "held_back")
+    assert "99" in told and "a/stuck" in told and "halted" in told and first.decode() in told
+    found = {finding.check: finding for finding in examine(collect(link, world.keys, 10_000, sources))}
+    assert found["source held_back"].severity is Severity.WARN and "usher dead redrive" in found["source held_back"].do
+    link.call("XACK", world.keys.stream, "g", first)
+    assert reader.overview()["troubles"] == {}, "the leader cuts it at once"
 
 
 def test_in_a_cluster_streams_with_one_hash_tag_are_gathered(tmp_path_short: Path) -> None:

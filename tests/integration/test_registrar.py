@@ -33,6 +33,7 @@ class Master:
                 status, document = master.answers.pop(0)
                 body = json.dumps(document).encode()
                 self.send_response(status)
+                self.send_header("Retry-After", "7")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -56,6 +57,12 @@ def master() -> Iterator[Master]:
     made = Master()
     yield made
     made.close()
+
+
+def test_the_client_tells_after_what_pause_a_master_wants_to_be_asked_again(master: Master) -> None:
+    master.answers.append((429, {}))
+    answer = MasterClient([master.url], "").post("/", b"{}")
+    assert (answer.status, answer.retry_after_s) == (429, 7.0)
 
 
 def _ask() -> Registration:

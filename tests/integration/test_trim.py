@@ -17,11 +17,15 @@ from common.cli import run
 from common.errors import NotNow
 from common.keys import Keys, LogKeys
 from common.outbox.log_consumer import LogConsumer
+from common.metrics import Metrics
 from common.redis_client import Link
 from common.reliable_stream import ReliableStream
 from master import trimming
 from master.elector import Lead
+from master.leading import Leading
+from master.place import Place
 from master.policy.trim import Cut, Nothing, Refused, decide
+from master.settings import MasterSettings
 from master.trimming import StillNeeded, Trimmer, Trimming
 from tests.integration.factories import TRICKY_IDS
 from tests.outboxes import STREAM, Outbox
@@ -201,6 +205,14 @@ def test_the_masters_trimmer_trims_while_it_leads(redis_url: str, link: Link, ca
     assert _length(link) == 200
     assert "trim_refused" in caplog.text
     trimmer.on_end()
+
+
+@pytest.mark.parametrize(("streams", "archived_only"), [(STREAM, True), ("a,b", False)])
+def test_a_work_stream_is_cut_without_an_archive(redis_url: str, streams: str, archived_only: bool) -> None:
+    settings = MasterSettings(ticket_stream=streams, group="g", trim_seconds=60, trim_archived=True)
+    leading = Leading(Place(settings, redis_url), Metrics())
+    [trimmer] = [service for service in leading.services if isinstance(service, Trimmer)]
+    assert trimmer._archived_only is archived_only
 
 
 # ---- usher trim ----------------------------------------------------------------------------------------------------------------

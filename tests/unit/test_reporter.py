@@ -17,8 +17,11 @@ class Leader:
 
     def __init__(self) -> None:
         self.reports: list[list[str]] = []
+        self.wait_s = 0.0  # not 0: it refuses, because it was asked too often
 
     def post(self, _path: str, body: bytes) -> Answer:
+        if self.wait_s:
+            return Answer("", 429, {}, 0.0, self.wait_s)
         self.reports.append([entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]])
         return Answer("", 200, {}, 0.0)
 
@@ -54,13 +57,66 @@ def begun(spare: int) -> tuple[Reporter, Leader]:
 
 def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:
     reporter, leader = begun(spare=2000)
-    reporter.add(items(2, 1))
+    reporter.add(items(2, 100))
     assert 0 < reporter.run_once() <= 0.1
-    reporter.add(items(3, 1))
+    reporter.add(items(102, 1))
+    clock.s += 0.05
+    assert 0 < reporter.run_once() <= 0.06
     assert len(leader.reports) == 1
-    clock.s += 0.2
+    clock.s += 0.06
     reporter.run_once()
-    assert leader.reports[1:] == [["2-0", "3-0"]]
+    assert [len(report) for report in leader.reports] == [1, 101]
+
+
+def test_while_few_tickets_wait_the_pause_is_short(clock: Clock) -> None:
+    """Their windows may be full, however small these are."""
+    reporter, leader = begun(spare=2000)
+    reporter.add(items(2, 10))
+    reporter.add(items(12, 10, of_one=True))
+    assert 0 < reporter.run_once() <= 0.02
+    clock.s += 0.021
+    reporter.run_once()
+    assert [len(report) for report in leader.reports] == [1, 20]
+
+
+def test_what_comes_of_one_ticket_bit_by_bit_is_enough_too(clock: Clock) -> None:
+    reporter, leader = begun(spare=2000)
+    reporter.add(items(1000, 100))
+    for batch in range(3):
+        reporter.run_once()
+        assert len(leader.reports) == 1
+        reporter.add(items(2 + 30 * batch, 30, of_one=True))
+    reporter.run_once()
+    assert [len(report) for report in leader.reports] == [1, 190]
+    reporter.add(items(3000, 100) + items(4000, 30, of_one=True))
+    reporter.run_once()
+    assert len(leader.reports) == 2, "what was reported counts no more"
+
+
+def test_a_report_that_comes_too_often_is_kept_and_goes_after_the_time_that_was_told(clock: Clock) -> None:
+    reporter, leader = begun(spare=20)
+    leader.wait_s = 2.0
+    clock.s += 1
+    reporter.add(items(2, 2))
+    assert reporter.run_once() == 2.0
+    leader.wait_s = 0.0
+    reporter.add(items(4, 100))
+    clock.s += 1.5
+    assert 0 < reporter.run_once() <= 0.5, "also when much waits"
+    assert len(leader.reports) == 1
+    clock.s += 0.6
+    reporter.run_once()
+    assert [len(report) for report in leader.reports] == [1, 102]
+    assert leader.reports[1][:3] == ["2-0", "3-0", "4-0"] and reporter.dropped == 0
+
+
+@pytest.mark.parametrize(("told_s", "waits_s"), [(0.001, 0.1), (3600.0, 5.0)])
+def test_no_answer_makes_it_wait_for_ever_or_not_at_all(clock: Clock, told_s: float, waits_s: float) -> None:
+    reporter, leader = begun(spare=2000)
+    leader.wait_s = told_s
+    clock.s += 1
+    reporter.add(items(2, 1))
+    assert reporter.run_once() == waits_s
 
 
 @pytest.mark.parametrize(("spare", "enough"), [(-8, 1), (0, 1), (20, 10), (1992, 996), (100_000, MOST_IDS)])

@@ -113,15 +113,26 @@ def test_a_shard_that_was_lost_unnoticed_is_looked_at_when_it_is_ours_again() ->
     assert taken(of).sources == (b"a",)
 
 
+def test_a_key_that_a_pattern_meets_and_that_is_no_stream_is_forgotten_and_no_trouble() -> None:
+    of = rounds(b"text", b"listed")
+    of.answered(taken(of), [told(Outcome.NOT_A_STREAM)] * 2, frozenset([b"listed"]))
+    assert (of.known, list(of.troubles)) == (1, [b"listed"])
+    of.sweep()
+    assert taken(of).sources == (b"listed",)
+    of.changed([b"text"])
+    of.answered(taken(of), [told(Outcome.OVER, 1)])
+    assert of.known == 2, "it became a stream"
+
+
 def test_troubles_are_told_by_source_until_they_are_over() -> None:
     of = rounds(b"a", b"b")
-    of.answered(taken(of), [told(Outcome.NOT_A_STREAM), told(Outcome.OVER)])
-    assert of.troubles == {b"a": told(Outcome.NOT_A_STREAM)}
+    of.answered(taken(of), [told(Outcome.AHEAD), told(Outcome.OVER)])
+    assert of.troubles == {b"a": told(Outcome.AHEAD)}
     of.changed([b"a"])
     of.answered(taken(of), [told(Outcome.OVER, 1)])
     assert of.troubles == {}
     of.changed([b"a"])
-    of.answered(taken(of), [told(Outcome.NOT_A_STREAM)])
+    of.answered(taken(of), [told(Outcome.AHEAD)])
     of.hold(frozenset())
     assert of.troubles == {}, "it is another master's to tell"
 

@@ -1,0 +1,72 @@
+"""What the gatherer and its watch do in time: pauses before a full work stream, and news of which nobody had said anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.keys import Keys
+from common.redis_client import Link
+from common.sources import Sources
+from master import source_watch
+from master.gatherer import Gatherer, GatherPlan
+from master.source_watch import SourceWatch
+
+
+@pytest.fixture
+def gatherer() -> Gatherer:
+    link = Link("redis://127.0.0.1:1", "test")  # never connected
+    return Gatherer(link, Keys("usher:{g}", "g"), "m1", Sources.parse("a,b,c,d"), GatherPlan("ticket_id", "stream", 1000))
+
+
+def test_a_full_work_stream_that_stands_still_is_asked_more_and_more_rarely(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(gatherer._stop, "wait", pauses.append)
+    for _ in range(20):
+        gatherer._next_pause_s(True, b"5-1")
+    assert pauses == sorted(pauses) and pauses[0] <= 0.01
+    assert all(pause <= sum(pauses[:at]) + 0.01 for at, pause in enumerate(pauses)), "no longer than it stood still already"
+    assert 1.0 <= pauses[-1] <= 2.0
+    gatherer._next_pause_s(True, b"6-1")
+    assert pauses[-1] <= 0.01, "it moves"
+
+
+class Heard:
+    """What Redis says, turn by turn, in place of a connection."""
+
+    def __init__(self) -> None:
+        self.says: list[bytes] = []
+
+    def listen(self) -> list[bytes] | None:
+        return self.says
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _watch(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceWatch, Heard]:
+    monkeypatch.setattr(source_watch, "_SAID_WITHIN_S", -1.0)
+    ear = Heard()
+    return SourceWatch(ear, Heard, Sources.parse("a,b,c,d"), gatherer, lambda: None), ear
+
+
+def test_sources_that_are_heard_after_all_do_not_count_as_lost(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, ear = _watch(gatherer, monkeypatch)
+    for _ in range(10):
+        gatherer.on_unsaid([b"a"])
+        ear.says = []
+        watch.run_once()
+        ear.says = [b"a"]
+        watch.run_once()
+    assert watch.mode == "change-driven"
+
+
+@pytest.mark.parametrize("lost", [[b"a", b"b", b"c"], [b"a", b"a", b"a"]])
+def test_what_is_never_heard_of_is_asked_for_although_others_are_heard(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch, lost: list[bytes]) -> None:
+    watch, ear = _watch(gatherer, monkeypatch)
+    for source in lost:
+        assert watch.mode == "change-driven"
+        gatherer.on_unsaid([source])
+        ear.says = [b"d"]
+        watch.run_once()
+    assert watch.mode == "polling"
