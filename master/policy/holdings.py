@@ -336,12 +336,14 @@ class Holdings:
         """Where to read on what is under ``master``: above this id. One reading is for all hidden tickets of which little is left in memory,
         however many they are. None: there are none."""
         if not self._gathering:
-            hidden = (self.tickets[name] for name in self._hidden)
+            hidden = map(self.tickets.__getitem__, self._hidden)
             wanting = [one for one in hidden if one.standing in MOVING and 2 * len(one.parked) <= self._keeps(one)]
             if not wanting:
                 return None
-            self._gathering = {ticket.name: None for ticket in wanting}
-            self._scanned = min((ticket.above or ZERO for ticket in wanting), key=rank)
+            wanting.sort(key=lambda one: rank(one.above or ZERO))
+            self._gathering, self._scanned = {one.name: None for one in wanting}, ZERO
+        first = self.tickets[next(iter(self._gathering))]  # it began lowest: what is below it is nobody's who is left
+        self._scanned = max(self._scanned, first.above or ZERO, key=rank)
         return self._scanned
 
     def gathered(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
@@ -371,8 +373,7 @@ class Holdings:
     def _gather(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
         above = rank(ticket.above or ZERO)
         unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
-        room = self._keeps(ticket) - len(ticket.parked) if ticket.standing in MOVING else 0
-        taken = unknown[: max(0, room)]
+        taken = unknown[: max(0, self._keeps(ticket) - len(ticket.parked))] if ticket.standing in MOVING else []
         self._park(ticket, taken)
         if len(taken) < len(unknown):
             self._leave_reading(ticket)

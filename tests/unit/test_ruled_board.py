@@ -148,6 +148,18 @@ class TestPause:
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2)}
         assert board.to_gather() == b"2-0"
 
+    def test_what_nobody_wants_any_more_is_not_read(self) -> None:
+        board = board_with("c1", window=1)
+        follow(board, rule("P"), rule("Q"))
+        arrive(board, b"P", *range(1, 90))
+        arrive(board, b"Q", 90)
+        hand_over(board)
+        board.unload()
+        follow(board)
+        board.to_gather()
+        board.gathered(of(b"P", 1, 2), b"2-0")
+        assert board.to_gather() == b"89-18446744073709551615"
+
     def test_an_unloaded_ticket_stays_unloaded_while_it_is_paused_by_another_rule(self) -> None:
         board = board_with("c1")
         follow(board, rule("P"))
