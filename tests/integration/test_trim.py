@@ -14,8 +14,8 @@ import pytest
 from common.cli import run
 from common.errors import NotNow
 from common.keys import Keys, LogKeys
-from common.outbox.log_consumer import LogConsumer
 from common.metrics import Metrics
+from common.outbox.log_consumer import LogConsumer
 from common.redis_client import Link
 from common.reliable_stream import ReliableStream
 from master import trimming

@@ -62,7 +62,7 @@ def test_sources_that_are_heard_after_all_do_not_count_as_lost(gatherer: Gathere
 
 
 @pytest.mark.parametrize("lost", [[b"a", b"b", b"c"], [b"a", b"a", b"a"]])
-def test_what_is_never_heard_of_is_asked_for_although_others_are_heard(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch, lost: list[bytes]) -> None:
+def test_what_is_never_heard_of_is_asked_for_although_others_are(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch, lost: list[bytes]) -> None:
     watch, ear = _watch(gatherer, monkeypatch)
     for source in lost:
         assert watch.mode == "change-driven"
