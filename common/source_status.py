@@ -73,7 +73,7 @@ class SourcesReader:
             return {}
         try:
             oldest = self._link.call("XPENDING", stream, group, "-", "+", 1)
-            kept = length - self._link.call("XPENDING", stream, group)[0]  # what the group was not given yet is little: gather.lua waits for it
+            kept = length - self._link.call("XPENDING", stream, group)[0]  # few of these were not given yet: gather.lua waits
         except GroupMissing:
             return {}
         if not oldest or kept < _MOST_KEPT:
@@ -82,8 +82,8 @@ class SourcesReader:
         found = self._link.call("XRANGE", stream, entry_id, entry_id)
         ticket = found[0][1][3].decode(errors="replace") if found and found[0][1][2:3] == [SCOPED_TICKET_FIELD] else ""
         of_ticket = f" of ticket {ticket}" if ticket else ""
-        because = f"{entry_id.decode()}{of_ticket} is pending under {owner.decode()}"
-        return {stream: f"held_back: {kept:,} entries that are not pending are kept because {because}"}
+        why = f"{entry_id.decode()}{of_ticket} is pending under {owner.decode()}"
+        return {stream: f"held_back: {kept:,} entries that are not pending are kept because {why}"}
 
     def _names(self) -> list[bytes]:
         names = [name.encode() for name in self._sources.names]

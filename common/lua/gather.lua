@@ -73,6 +73,15 @@ local function gathered(source, id, fields)
   return entry, size
 end
 
+-- No entry ever gets the id of a dead letter. XSETID and not XADD with XDEL: nothing is to count as deleted.
+local function use_up(id)
+  if redis.call('EXISTS', work) == 0 then
+    redis.call('XADD', work, 'MAXLEN', 0, id, 'usher_cut', '')
+  else
+    redis.call('XSETID', work, id)
+  end
+end
+
 local function add(source, entries)
   local cut = 0
   for at, found in ipairs(entries) do
@@ -82,6 +91,7 @@ local function add(source, entries)
     if #entry > MOST_VALUES then
       added = {}
       bury(KEYS[4], id, entry[3] == 'usher_ticket' and entry[4] or '', 'too_many_fields', '', '0', 'master', now, now, entry)
+      use_up(id)
       cut = cut + 1
     else
       added = redis.pcall('XADD', work, id, unpack(entry))
