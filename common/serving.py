@@ -149,7 +149,7 @@ def leave(code: int = os.EX_TEMPFAIL, why: str = "") -> NoReturn:
     if code in (0, *_NEVER_AGAIN):
         raise ValueError(f"exit code {code} would not bring a new worker")
     signal.alarm(2)  # a full log pipe must not keep us: the default action of SIGALRM ends the process
-    event(log, "worker_leaves", level=logging.ERROR, code=code, why=why)
+    event(log, "worker_leaves", level=logging.ERROR, code=code, why=why, pid=os.getpid())
     _flush()
     os._exit(code)
 

@@ -63,15 +63,15 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
         from master.audit import source
     except ImportError as missing:
         raise StartRefused(f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}") from missing
+    try:
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as unusable:
+        raise StartRefused(f"USHER_AUDIT_DIR: the folder {place.folder} cannot be used: {unusable}") from unusable
     running = SparkSession.getActiveSession()
     if running is not None:
         source.register(running)
         yield running
         return
-    try:
-        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as unusable:
-        raise StartRefused(f"USHER_AUDIT_DIR: the folder {place.folder} cannot be used: {unusable}") from unusable
     _prepare(place, environ)
     log = place.folder / "spark.log"
     try:

@@ -139,8 +139,9 @@ class Crew:
         if run.pid in self._killed_ns:
             return self._killed_ns[run.pid]
         ahead_ns = time.time_ns() - time.monotonic_ns()
-        left_ns = (int(left["time_ms"]) * 1_000_000 - ahead_ns for left in self.events("worker_leaves", run.consumer))
-        return next((at_ns for at_ns in left_ns if at_ns + 1_000_000 > run.start_ns), None)
+        left_ns = [int(left["time_ms"]) * 1_000_000 - ahead_ns for left in self.events("worker_leaves", run.consumer) if left["pid"] == run.pid]
+        # Between that line and its end a process may still begin something.
+        return max(left_ns[0], run.start_ns) if left_ns else None
 
     def handled(self) -> set[str]:
         """Stream ids of messages whose handler has ended."""

@@ -59,7 +59,10 @@ class Api:
         last: dict[str, Any] = {}
 
         def is_so() -> bool:
-            last.update(self.ask("GET", f"/api/tickets/{ticket}/explain", master=master))
+            try:
+                last.update(self.ask("GET", f"/api/tickets/{ticket}/explain", master=master))
+            except requests.ConnectionError:  # it is being started
+                return False
             return last["state"] == state and reason in ("", *(one["code"] for one in last["reasons"]))
 
         try:
