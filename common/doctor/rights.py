@@ -75,7 +75,7 @@ def needed(keys: Keys) -> list[Command]:
 def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
     """The same for what masters do with each of several ticket streams. Of a pattern, one name that it matches stands for all."""
     found: list[Command] = [("XADD", keys.stream, "*", "f", "v"), ("HSETNX", keys.gathered, "f", "v"), ("HEXISTS", keys.gathered, "f")]
-    found.append(("HGETALL", keys.shares))
+    found += [("XSETID", keys.stream, "0-1"), ("HGETALL", keys.shares)]
     for source in (*sources.names, *(re.sub(r"[*?]", "1", pattern) for pattern in sources.patterns)):
         found += [
             ("XREADGROUP", "GROUP", keys.group, "gather", "COUNT", 1, "NOACK", "STREAMS", source, ">"),
