@@ -73,7 +73,7 @@ def main(point: str, url: str, redis_url: str, stream: str) -> int:
     elif point != "none":
         _put(*POINTS[point])
     settings = StreamerSettings(
-        outbox_url=url, ticket_stream=stream, redis_url=redis_url, outbox_batch=10, outbox_lease_seconds=0.5, log_level="warning"
+        outbox_url=url, ticket_stream=stream, redis_url=redis_url, outbox_batch=10, outbox_lease_seconds=3.0, log_level="warning"
     )
     return run(StreamerProgram(settings, redis_url))
 
