@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sources import SHARDS, shard_of
@@ -137,6 +137,7 @@ def test_troubles_are_told_by_source_until_they_are_over() -> None:
     assert of.troubles == {}, "it is another master's to tell"
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(
