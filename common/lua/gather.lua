@@ -14,6 +14,7 @@
 -- Memory: refused when full
 --- @include bury
 --- @include is_above
+--- @include facts_of
 --- @include numbered
 local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])

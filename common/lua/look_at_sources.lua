@@ -6,11 +6,7 @@
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
 -- Memory: works when full
 --- @include is_above
-local function facts_of(reply)
-  local facts = {}
-  for at = 1, #reply, 2 do facts[reply[at]] = reply[at + 1] end
-  return facts
-end
+--- @include facts_of
 
 local function look(source)
   local kind = redis.call('TYPE', source).ok

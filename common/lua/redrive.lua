@@ -11,6 +11,7 @@
 --- @include record
 --- @include bury
 --- @include is_above
+--- @include facts_of
 --- @include numbered
 --- @include letter
 --- @include tell_leader

@@ -58,7 +58,6 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
     """
     try:
         from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
 
         from master.audit import source
     except ImportError as missing:
@@ -67,7 +66,7 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as unusable:
         raise StartRefused(f"USHER_AUDIT_DIR: the folder {place.folder} cannot be used: {unusable}") from unusable
-    running = SparkSession.getActiveSession()
+    running = _running()
     if running is not None:
         source.register(running)
         yield running
@@ -88,6 +87,17 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
     finally:
         spark.stop()
         _end_java()
+
+
+def _running() -> Any:
+    """The session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which one serves ours may change."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
 
 
 @contextlib.contextmanager

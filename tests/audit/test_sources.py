@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from common.keys import Keys
 from common.redis_client import Link
+from master.audit.session import SparkPlace, spark_session
 from tests.audit.seeding import GROUP, Seeder
 
 if TYPE_CHECKING:
@@ -116,3 +120,18 @@ def test_line_breaks_and_marks_in_names_and_values_change_nothing(spark: SparkSe
     assert {row.id: row.ticket for row in rows.values()} == {f"{n}-1": f"T{n}" for n in range(1, 300) if everything == "all" or n not in (8, 9)}
     assert {row.consumer for row in rows.values() if row.id not in ("8-1", "9-1")} == {"master", hostile}
     assert rows["7-1"].consumer == hostile
+
+
+def test_a_session_that_runs_is_used_by_any_thread_and_left_running(spark: SparkSession, tmp_path: Path) -> None:
+    """Java knows an active session by its own thread; another thread of ours finds none there."""
+    used = []
+
+    def use() -> None:
+        with spark_session(SparkPlace("local[1]", tmp_path, 512, small=True), dict(os.environ)) as session:
+            used.append(session)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert used == [spark]
+    assert spark.range(3).count() == 3

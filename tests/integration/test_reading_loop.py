@@ -234,7 +234,7 @@ def test_messages_whose_only_reply_was_lost_are_found_among_the_pending_ones(red
     lost: list[bytes] = []
 
     def loses_the_first(chunk: bytes) -> bytes | None:
-        if chunk.count(b"a body to be lost") == 3 and not lost:  # XINFO STREAM has two of them
+        if chunk.count(b"a body to be lost") >= 3 and not lost:  # XINFO STREAM has two of them, and may come in one piece with the reply
             lost.append(chunk)
             return None
         return chunk

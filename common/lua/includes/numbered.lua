@@ -1,11 +1,5 @@
 -- The ids of a work stream: their second part is a number that only grows, by one with each entry, so that it is known at once how many are
--- undelivered. Whoever adds to it adds so (gather, redrive). Needs now_ms (bury) and is_above.
-local function facts_of(reply)
-  local facts = {}
-  for at = 1, #reply, 2 do facts[reply[at]] = reply[at + 1] end
-  return facts
-end
-
+-- undelivered. Whoever adds to it adds so (gather, redrive). Needs now_ms (bury), is_above and facts_of.
 local function last_id(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0' end
   return facts_of(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
