@@ -1,6 +1,8 @@
 """Redriving or dropping all dead letters that a filter means: counted first, done when somebody says so, page by page, to be stopped at any time.
 
 Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can be asked for again.
+When a reply is lost, or Redis refuses, the letters are read again from the first one: those that were changed are not there any more, and what
+became of them is not counted.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +64,7 @@ class BulkLetters(Service):
     def __init__(self, letters: DeadLetters) -> None:
         super().__init__()
         self._letters = letters
-        self._jobs: deque[Job] = deque(maxlen=_REMEMBERED)
+        self._jobs: list[Job] = []
         self._lock = threading.Lock()
 
     # -- from other threads
@@ -80,6 +82,9 @@ class BulkLetters(Service):
         """A job that counts what it would do, and then waits to be run."""
         job = Job(what, wanted, told, who)
         with self._lock:
+            forgotten = next((one for one in self._jobs if one.state != RUNNING), None)
+            if len(self._jobs) >= _REMEMBERED and forgotten is not None:
+                self._jobs.remove(forgotten)
             self._jobs.append(job)
         self.wake()
         return job
@@ -105,30 +110,31 @@ class BulkLetters(Service):
         job = next((one for one in reversed(self.jobs) if one.state in (COUNTING, RUNNING)), None)
         if job is None:
             return _IDLE_S
-        page = self._next_page(job)
+        try:
+            self._go_on(job)
+        except Exception:
+            job.pages = None
+            if job.state == COUNTING:
+                job.preview = Preview()
+            raise
+        return 0.0
+
+    def _go_on(self, job: Job) -> None:
+        """One page."""
+        if not job.until:
+            job.until = self._letters.last_id()
+        if job.pages is None:
+            job.pages = self._letters.all(job.wanted, job.until)
+        page = next(job.pages, None)
         if page is None:
             self._ends(job)
         elif job.state == COUNTING:
             job.preview.add(page)
         else:
             self._change(job, page)
-        return 0.0
 
     def on_end(self) -> None:
         self._letters.close()
-
-    def _next_page(self, job: Job) -> list[DeadLetter] | None:
-        if not job.until:
-            job.until = self._letters.last_id()
-        if job.pages is None:
-            job.pages = self._letters.all(job.wanted, job.until)
-        try:
-            return next(job.pages, None)
-        except Exception:
-            job.pages = None  # a generator that failed is over; the next turn begins anew, and what was done is not there any more
-            if job.state == COUNTING:
-                job.preview = Preview()
-            raise
 
     def _change(self, job: Job, page: list[DeadLetter]) -> None:
         step: Any = self._letters.redrive if job.what == REDRIVE else self._letters.drop

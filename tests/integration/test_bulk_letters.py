@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from common.errors import ReplyUnknown
 from master.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkLetters, Job
 from master.dead_letters import DeadLetters
 from master.policy.letters import LetterFilter
@@ -104,3 +105,34 @@ def test_jobs_come_one_after_the_other_and_the_newest_is_shown_first(bulk: BulkL
     assert (first.preview.count > 0, second.state, second.preview.count) == (True, COUNTING, 0)
     turn_until(bulk, second, READY)
     assert (bulk.job(first.id), bulk.job("unknown")) == (first, None)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_letters_whose_reply_was_lost_are_not_left_behind(bulk: BulkLetters, world: World, letters: int, is_done: bool) -> None:
+    job = bulk.prepare(DROP, LetterFilter(), "all", "me")
+    turn_until(bulk, job, READY)
+    bulk.run(job, "me", "")
+    real, lost = bulk._letters.drop, list[int]()
+
+    def lossy(ids: list[bytes]) -> object:
+        if lost:
+            return real(ids)
+        lost.append(len(real(ids)) if is_done else len(ids))
+        raise ReplyUnknown("the connection broke")
+
+    bulk._letters.drop = lossy  # type: ignore[method-assign,assignment]
+    with pytest.raises(ReplyUnknown):
+        bulk.run_once()
+    turn_until(bulk, job, DONE)
+    assert world.letter_ids() == []
+    assert job.done == (letters - lost[0] if is_done else letters)
+
+
+def test_a_job_that_runs_is_not_forgotten_for_new_ones(bulk: BulkLetters, world: World, letters: int) -> None:
+    job = bulk.prepare(DROP, LetterFilter(), "all", "me")
+    turn_until(bulk, job, READY)
+    bulk.run(job, "me", "")
+    others = [bulk.prepare(DROP, LetterFilter(error="none"), "none", "me") for _ in range(30)]
+    assert bulk.job(job.id) is job
+    assert len(bulk.jobs) < len(others)
+    assert bulk.job(others[-1].id) is others[-1]
