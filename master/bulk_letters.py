@@ -50,6 +50,7 @@ class Job:
     failures: list[tuple[str, str]] = field(default_factory=list)
     created_ms: int = field(default_factory=wall_ms)
     pages: Iterator[list[DeadLetter]] | None = None
+    failed_turns: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -57,7 +58,7 @@ class Job:
 
 
 class BulkLetters(Service):
-    """The jobs of one master, oldest first, one page at a time."""
+    """The jobs of one master, one page at a time, oldest first; but one that fails lets the others pass."""
 
     name = "bulk"
 
@@ -107,13 +108,15 @@ class BulkLetters(Service):
     # -- the turn
 
     def run_once(self) -> float:
-        job = next((one for one in reversed(self.jobs) if one.state in (COUNTING, RUNNING)), None)
+        waiting = [one for one in reversed(self.jobs) if one.state in (COUNTING, RUNNING)]
+        job = min(waiting, key=lambda one: one.failed_turns, default=None)
         if job is None:
             return _IDLE_S
         try:
             self._go_on(job)
         except Exception:
             job.pages = None
+            job.failed_turns += 1
             if job.state == COUNTING:
                 job.preview = Preview()
             raise
@@ -126,11 +129,13 @@ class BulkLetters(Service):
         if job.pages is None:
             job.pages = self._letters.all(job.wanted, job.until)
         page = next(job.pages, None)
+        with self._lock:
+            state = job.state  # it may have been stopped while the page was read
         if page is None:
-            self._ends(job)
-        elif job.state == COUNTING:
+            self._ends(job, state)
+        elif state == COUNTING:
             job.preview.add(page)
-        else:
+        elif state == RUNNING:
             self._change(job, page)
 
     def on_end(self) -> None:
@@ -146,10 +151,10 @@ class BulkLetters(Service):
                 if outcome.word not in _GOOD and len(job.failures) < _NAMED:
                     job.failures.append((outcome.id.decode(), outcome.word))
 
-    def _ends(self, job: Job) -> None:
+    def _ends(self, job: Job, state: str) -> None:
         with self._lock:
-            counted, job.pages = job.state == COUNTING, None
+            job.pages = None
             if not job.is_over:
-                job.state = READY if counted else DONE
-        if not counted:
+                job.state = READY if state == COUNTING else DONE
+        if state == RUNNING:
             event(log, f"bulk_{job.what}_ends", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)

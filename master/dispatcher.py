@@ -200,7 +200,7 @@ class Dispatcher(Service):
         self._read_records()
         reopening = self._halts.turn(self.board, self._steps, self._unsure)
         handed = self._hand_over()
-        ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected)
+        ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected, self._follow_rules)
         if self.board.parked >= self._limits.parked:
             self.board.unload()
         found = self._read_new()

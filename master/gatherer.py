@@ -125,8 +125,8 @@ class Gatherer(Service):
         with self._lock:
             news = self._news(turn, told)
             unsaid = self._rounds.answered(turn, told, self._listed)
-        if unsaid:
-            self.on_unsaid(unsaid)
+            if unsaid:
+                self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing of before it is told any more
         self._say(news)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)

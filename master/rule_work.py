@@ -44,15 +44,18 @@ class RuleWork:
         """Whether the rules are others than those that were read. Their news may get lost; this is asked from time to time."""
         return (self._link.call("HGET", self._keys.counters, "rules") or b"") != steps.rules_version
 
-    def turn(self, board: Board, steps: LeaderSteps, unsure: set[bytes], ended: Callable[[Sequence[Rejected]], None]) -> bool:
-        """One page of dead letters by rule; False when there are none. Tickets to read again are added to ``unsure``."""
+    def turn(
+        self, board: Board, steps: LeaderSteps, unsure: set[bytes], ended: Callable[[Sequence[Rejected]], None], follow: Callable[[], None]
+    ) -> bool:
+        """One page of dead letters by rule; False when there are none. Tickets to read again are added to ``unsure``. ``follow`` is called when
+        the rules are others by now: it reads them, and has consumers follow them too."""
         condemned = board.condemned(_PAGE)
         if not condemned:
             return False
         try:
             refused = steps.end_by_rule(condemned)
         except RulesMoved:
-            self.read(board, steps)
+            follow()
             return True
         unsure.update(board.buried(condemned, refused))
         ended([Rejected(entry_id, doomed.ticket, RULE) for doomed in condemned if doomed.ticket not in refused for entry_id in doomed.ids])

@@ -52,6 +52,8 @@ class SourceWatch(Service):
     def run_once(self) -> float:
         try:
             changed = self._ear.listen()
+            if changed is None:
+                self._gatherer.look_at_all()
             self._judge(changed)
         except TrackingRefused as refused:
             if not self.stopping:
@@ -60,7 +62,6 @@ class SourceWatch(Service):
                 self._ear, self.mode = self._make_poll_ear(), "polling"
             return 0.0
         if changed is None:
-            self._gatherer.look_at_all()
             self._scan()
         else:
             self._gatherer.changed([key for key in changed if self._sources.takes(key)])

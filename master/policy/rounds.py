@@ -146,18 +146,19 @@ class Rounds:
         if taken:
             for source, shard in self._known.items():
                 if shard in taken:
+                    self._swept.discard(source)
                     self._looks.add(source)
         return bool(taken)
 
     def look_at_all(self) -> None:
         """Look at everything once: something was said that we did not hear."""
-        for source in self._known:
-            self._look_at(source)
+        self._swept.clear()
+        self._look_at_known()
 
     def sweep(self) -> None:
         """The same without any reason: what it finds was not said."""
         self._swept.update(source for source in self.mine if source not in self._looks and source not in self._news)
-        self.look_at_all()
+        self._look_at_known()
 
     def take(self) -> Turn | None:
         """The next call; None when nothing waits."""
@@ -196,7 +197,12 @@ class Rounds:
 
     def again(self, turn: Turn) -> None:
         """Nobody knows what came of it: all of it is looked at again, first of all."""
+        self._swept.difference_update(turn.sources)
         self._news.add_first(turn.sources)
+
+    def _look_at_known(self) -> None:
+        for source in self._known:
+            self._look_at(source)
 
     def _look_at(self, source: bytes) -> None:
         if self._known[source] in self._shards:

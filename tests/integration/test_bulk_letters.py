@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
 from common.errors import ReplyUnknown
+from common.redis_client import CommandRefused
 from master.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkLetters, Job
 from master.dead_letters import DeadLetters
 from master.policy.letters import LetterFilter
@@ -80,6 +82,25 @@ def test_it_stops_between_two_pages_and_says_what_was_done(bulk: BulkLetters, wo
     assert len(world.letter_ids()) == letters - 100
 
 
+@pytest.mark.parametrize("what", [DROP, REDRIVE])
+def test_stopped_while_a_page_is_counted_it_changes_nothing(bulk: BulkLetters, world: World, letters: int, what: str) -> None:
+    job = bulk.prepare(what, LetterFilter(), "all", "me")
+    real = bulk._letters.page
+
+    def stopped_meanwhile(*args: object) -> object:
+        found = real(*args)  # type: ignore[arg-type]
+        if job.preview.count:
+            bulk.stop_job(job)
+        return found
+
+    bulk._letters.page = stopped_meanwhile  # type: ignore[method-assign,assignment]
+    turn_until(bulk, job, STOPPED)
+    for _ in range(5):
+        bulk.run_once()
+    assert (job.state, job.done, dict(job.outcomes)) == (STOPPED, 0, {})
+    assert len(world.letter_ids()) == letters
+
+
 def test_letters_that_somebody_else_took_are_named(bulk: BulkLetters, world: World, letters: int) -> None:
     job = bulk.prepare(DROP, LetterFilter(), "all", "me")
     turn_until(bulk, job, READY)
@@ -136,3 +157,26 @@ def test_a_job_that_runs_is_not_forgotten_for_new_ones(bulk: BulkLetters, world:
     assert bulk.job(job.id) is job
     assert len(bulk.jobs) < len(others)
     assert bulk.job(others[-1].id) is others[-1]
+
+
+def test_a_job_that_fails_again_and_again_holds_up_no_other(bulk: BulkLetters, world: World, letters: int) -> None:
+    failing = bulk.prepare(REDRIVE, LetterFilter(error="E0"), "E0", "me")
+    turn_until(bulk, failing, READY)
+    bulk.run(failing, "me", "")
+    real = bulk._letters.redrive
+
+    def refused(ids: list[bytes]) -> object:
+        raise CommandRefused("Redis: WRONGTYPE")
+
+    bulk._letters.redrive = refused  # type: ignore[method-assign,assignment]
+    job = bulk.prepare(DROP, LetterFilter(error="E1"), "E1", "me")
+    for _ in range(3):
+        with contextlib.suppress(CommandRefused):
+            bulk.run_once()
+    turn_until(bulk, job, READY)
+    bulk.run(job, "me", "")
+    turn_until(bulk, job, DONE)
+    assert job.done == 125
+    bulk._letters.redrive = real  # type: ignore[method-assign]
+    turn_until(bulk, failing, DONE)
+    assert failing.done == 125

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from common.errors import NotNow
+from common.redis_client import Link
 from master.actions import By
-from master.live_rules import LiveRules
+from master.live_rules import Changed, LiveRules
 from master.policy.rules import Action, Rule, Target
 from tests.integration.actors import MasterActor, Stage
 
@@ -76,3 +77,30 @@ def test_rules_whose_news_got_lost_are_read_when_memory_is_compared(stage: Stage
     for _ in range(2):
         m.turn()  # it has heard of nothing
     assert not m.board.rules.pauses_all
+
+
+def test_a_consumer_that_is_drained_while_a_rule_makes_dead_letters_is_handed_nothing_more(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer()
+    rules = LiveRules(Link(stage.url, "operator"), stage.keys)
+    rules.set(Rule(Target.TICKET, "X", Action.DEAD_LETTER), _ALICE)
+    m.settle()
+    stage.world.add(b"1-0", "ticket_id", "X")
+    drained: list[Changed] = []
+
+    def drain(step: str) -> None:
+        if step == "end_by_rule" and not drained:
+            drained.append(rules.set(Rule(Target.CONSUMER, a.registration.name, Action.PAUSE), _ALICE, "drain"))
+
+    m.link.before = drain
+    m.dispatcher.ring()
+    m.turn()
+    m.turn()
+    assert [change.handed_over for change in drained] == [0]
+    stage.world.add(b"2-0", "ticket_id", "Y")
+    m.dispatcher.ring()
+    m.turn()
+    m.turn()
+    assert a.link.call("XLEN", stage.keys.inbox(a.incarnation)) == 0, "handed over after the drain was answered"
+    assert not m.board.consumers[a.incarnation].accepts
+    assert len(stage.world.letter_ids()) == 1, "the rule holds all the same"
+    rules.close()

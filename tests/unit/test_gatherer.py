@@ -34,7 +34,7 @@ class Heard:
     """What Redis says, turn by turn, in place of a connection."""
 
     def __init__(self) -> None:
-        self.says: list[bytes] = []
+        self.says: list[bytes] | None = []
 
     def listen(self) -> list[bytes] | None:
         return self.says
@@ -70,3 +70,17 @@ def test_what_is_never_heard_of_is_asked_for_although_others_are(gatherer: Gathe
         ear.says = [b"d"]
         watch.run_once()
     assert watch.mode == "polling"
+
+
+def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, ear = _watch(gatherer, monkeypatch)
+    real = gatherer.look_at_all
+
+    def found_just_before() -> None:
+        gatherer.on_unsaid([b"a", b"b", b"c"])
+        real()
+
+    monkeypatch.setattr(gatherer, "look_at_all", found_just_before)
+    for ear.says in (None, [b"d"], [b"d"]):
+        watch.run_once()
+    assert watch.mode == "change-driven"

@@ -185,3 +185,36 @@ def test_what_a_sweep_finds_is_told_unless_somebody_says_it_meanwhile() -> None:
     of.answered(taken(of), [told(Outcome.OVER)])
     of.look_at_all()
     assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 3) == []
+
+
+def swept(*sources: bytes) -> Rounds:
+    """They were all looked at, and wait for the next look that nobody had a reason for."""
+    of = rounds(*sources)
+    of.answered(taken(of), [told(Outcome.OVER)] * len(sources))
+    of.sweep()
+    return of
+
+
+def test_a_sweep_that_comes_before_the_former_one_is_over_still_finds_what_nobody_said() -> None:
+    of = swept(b"a", b"b")
+    of.sweep()
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == [b"a", b"b"]
+
+
+def test_what_a_sweep_was_to_look_at_has_a_reason_once_the_connection_is_a_new_one() -> None:
+    of = swept(b"a", b"b")
+    of.look_at_all()
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == []
+
+
+def test_what_a_sweep_was_to_look_at_has_a_reason_once_its_reply_was_lost() -> None:
+    of = swept(b"a", b"b")
+    of.again(taken(of))
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == []
+
+
+def test_what_a_sweep_was_to_look_at_has_a_reason_once_its_shard_was_another_masters() -> None:
+    of = swept(b"a", b"b")
+    of.hold(ALL - {shard_of(b"a")})
+    of.hold(ALL)
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == [b"b"]
