@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from common.errors import ReplyUnknown
 from common.redis_client import Link
 from common.service import Service
 from common.stream_id import ZERO
@@ -31,12 +32,13 @@ class Halts:
 
     def turn(self, board: Board, steps: LeaderSteps, unsure: set[bytes]) -> bool:
         """One page of a ticket that ends, and one of what tickets that go on have in Redis; False when there is nothing to do. Tickets to read
-        again are added to ``unsure``."""
+        again are added to ``unsure``. Raises ReplyUnknown when memory is not what the index says."""
         busy = False
         ending = board.ending_page(_PAGE)
         if ending is not None:
             ticket, ids, is_last = ending
-            steps.end_tail(ticket.name, ticket.believed, ids, is_last)
+            if not steps.end_tail(ticket.name, ticket.believed, ids, is_last):
+                raise ReplyUnknown("the record of a ticket that ends is another one: memory and the index differ")
             board.ended(ticket, ids, is_last)
             busy = True
         start = board.to_gather()

@@ -131,10 +131,11 @@ class LeaderSteps:
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
 
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> None:
-        """Make dead letters of what is parked behind one; the ticket is free again after the last."""
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
+        """Make dead letters of what is parked behind one; the ticket is free again after the last. False: its record is another one."""
         keys = self._keys
-        self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), (ticket, believed, int(is_last), *ids))
+        args = (ticket, believed, int(is_last), *ids)
+        return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
 
     def hand_over(self, plan: HandOverPlan) -> HandOverReply:
         """Carry out a plan; what was refused is in the reply. Raises RulesMoved."""

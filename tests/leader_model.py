@@ -324,16 +324,17 @@ class RedisModel:
         found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
         return ParkedPage(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
 
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> None:
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
         """end_tail.lua."""
         record = self.index.get(ticket)
         if record is None or record.head != believed:
-            return
+            return False
         for entry_id in ids:
             if self.pending.get(entry_id) == MASTER:
                 self.finish(entry_id)
         if is_last:
             del self.index[ticket]
+        return True
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""

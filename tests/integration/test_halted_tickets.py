@@ -243,6 +243,25 @@ def test_a_tail_is_ended_by_the_next_leader_if_the_first_one_dies(stage: Stage) 
     assert (stage.world.pending(), stage.world.state().index, other.board.tickets) == ({}, {}, {})
 
 
+def test_a_tail_that_somebody_took_out_of_the_index_is_not_forgotten(stage: Stage) -> None:
+    m, a = stage.leader(window=1), stage.consumer("a", policy="tail")
+    ids = [entry_id for _ in range(3) for entry_id in stage.send(T)]
+    m.settle()
+    _fails(a)
+    a.flush()
+    ended: list[int] = []
+
+    def taken_out(step: str) -> None:
+        if step == "end_tail" and not ended:
+            ended.append(stage.link.call("HDEL", stage.keys.tickets, T))
+
+    m.link.before = taken_out
+    stage.finish(m, [a])
+    assert ended == [1]
+    stage.check_done(T, ids)
+    assert m.dispatcher.counts.adoptions == 2, "memory and index differed: everything was read again"
+
+
 def test_when_the_group_is_lost_what_a_ticket_waits_for_goes_back_to_its_place(stage: Stage, letters: DeadLetters) -> None:
     m, a = stage.leader(), stage.consumer("a", policy="park")
     ids = [*stage.send(T), *stage.send(T)]

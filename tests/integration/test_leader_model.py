@@ -152,11 +152,12 @@ class Mirror(RedisModel):
         self._compare()
         return real
 
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> None:
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
         self._bring_up_to_date()
-        self._steps.end_tail(ticket, believed, ids, is_last)
-        super().end_tail(ticket, believed, ids, is_last)
+        real = self._steps.end_tail(ticket, believed, ids, is_last)
+        assert super().end_tail(ticket, believed, ids, is_last) is real
         self._compare()
+        return real
 
     def sweep(self, ids: Iterable[bytes]) -> list[Found]:
         """Which entries are idle for long cannot be chosen, so the sweep is done by hand here; sweep.lua has tests of its own."""
