@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from common.errors import RedisTrouble
 from common.keys import Keys
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import CommandRefused, Link
 from common.stream_id import rank
 from common.streams import pairs
 
@@ -59,7 +59,7 @@ class ActionLog:
         try:
             with self._lock:
                 self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *action.line())
-        except RedisTrouble as trouble:
+        except (RedisTrouble, CommandRefused) as trouble:
             event(log, "action_not_logged", level=logging.WARNING, what=action.what, on=action.on, why=str(trouble))
 
     def page(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:

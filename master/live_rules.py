@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple
 
+from common.clock import wall_ms
 from common.errors import GroupMissing, UsherError
 from common.keys import HALTED, MASTER, Keys
 from common.redis_client import Arg, CommandRefused, Link
@@ -17,6 +18,8 @@ from common.streams import TicketStream, pairs
 from master.actions import KEPT, Action, By
 from master.policy.rules import MOST_RULES, Rule, Rulebook, Target, dump, parse, rule_id, text_of
 
+#: How old a drain is that may give way to a new rule, if its consumer is gone; and how many are tried.
+_GIVES_WAY_MS, _TRIED = 86_400_000, 3
 #: Records of the index looked at to count what a pattern fits.
 _MOST_COUNTED = 100_000
 
@@ -73,12 +76,18 @@ class LiveRules:
             return read_rules(self._link, self._keys)
 
     def set(self, rule: Rule, by: By, what: str = "") -> Changed:
-        """Make this the rule for its target. Raises TooManyRules, and what ``Link.call`` raises; after ReplyUnknown the same may be asked again."""
+        """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a day old and whose consumer is
+        not registered. Raises TooManyRules, and what ``Link.call`` raises; after ReplyUnknown the same may be asked again."""
         chosen = rule_id(rule.target, rule.value)
         on = f"{rule.target.value} {rule.value}".rstrip() + (f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else "")
-        reply = self._change(chosen, dump(rule), Action(by, what or rule.action.value, on))
+        action = Action(by, what or rule.action.value, on)
+        reply = self._change(chosen, dump(rule), action)
+        for gone in self._gone() if reply[0] == b"FULL" else ():
+            reply = self._change(chosen, dump(rule), action, gone)
+            if reply[0] != b"FULL":
+                break
         if reply[0] == b"FULL":
-            raise TooManyRules(f"there are {MOST_RULES} rules already: lift some, or use a pattern")
+            raise TooManyRules(f"there are {MOST_RULES} rules already: lift some (`usher rules` lists them), or use a pattern")
         with self._lock:
             held, is_exact = self._handed_over(rule)
             stored = self._link.call("HGET", self._keys.rules, chosen)
@@ -100,11 +109,23 @@ class LiveRules:
     def _former(self, chosen: str, reply: list[bytes]) -> Rule | None:
         return parse(chosen.encode(), reply[2]) if len(reply) > 2 and reply[2] else None
 
-    def _change(self, chosen: str, stored: bytes, action: Action) -> Any:
-        keys = self._keys
-        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *(part.encode("utf-8", "surrogateescape") for part in action.line())]
+    def _gone(self) -> list[tuple[bytes, bytes, bytes]]:
+        """Drains of more than a day ago whose consumers are not registered, the oldest first: id, what is stored, consumer."""
+        before_ms = wall_ms() - _GIVES_WAY_MS
         with self._lock:
-            return self._scripts.run("change_rules", (keys.rules, keys.counters, keys.changed, keys.actions), args)
+            stored = [(parse(field, value), field, value) for field, value in pairs(self._link.call("HGETALL", self._keys.rules)).items()]
+            old = sorted((one for one in stored if one[0].target is Target.CONSUMER and one[0].set_ms < before_ms), key=lambda one: one[0].set_ms)
+            names = [rule.value.encode("utf-8", "surrogateescape") for rule, _, _ in old]
+            there = self._link.call("HMGET", self._keys.consumers, *names) if names else []
+        found = zip(old, names, there, strict=True)
+        return [(field, value, name) for (_, field, value), name, registered in found if registered is None][:_TRIED]
+
+    def _change(self, chosen: str, stored: bytes, action: Action, gives_way: tuple[Arg, Arg, Arg] = ("", "", "")) -> Any:
+        keys = self._keys
+        line = (part.encode("utf-8", "surrogateescape") for part in action.line())
+        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *gives_way, *line]
+        with self._lock:
+            return self._scripts.run("change_rules", (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers), args)
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:
         """Messages in processing that the rule is about, and whether that is all."""

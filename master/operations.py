@@ -33,7 +33,8 @@ class Operations:
         return self._rules.lift(chosen, by)
 
     def drain(self, name: str, by: By) -> Changed | None:
-        """Hand nothing more to the consumer ``name``, whatever its incarnation. It finishes what it has; what comes goes to others."""
+        """Hand nothing more to the consumer ``name``, whatever its incarnation. It finishes what it has; what comes goes to others.
+        Raises TooManyRules."""
         if not self._explainer.is_registered(name):
             return None
         return self._rules.set(Rule(Target.CONSUMER, name, rules.Action.PAUSE, None, by.why, by.who), by, "drain")

@@ -10,6 +10,7 @@ import click
 from common.settings import CommonSettings, options
 from master.commands.looking import console, consumers_table, print_json, status_reader
 from master.commands.operator import caller, desk, tell
+from master.live_rules import TooManyRules
 from master.operations import Operations
 from master.policy.rules import LONGEST_REASON
 
@@ -62,7 +63,10 @@ def _change(flags: dict[str, Any], name: str, reason: str, as_json: bool, what: 
     with desk(flags) as at:
         operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
         step = operations.drain if what == "drain" else operations.resume
-        changed = step(name, caller(reason[:LONGEST_REASON]))
+        try:
+            changed = step(name, caller(reason[:LONGEST_REASON]))
+        except TooManyRules as full:
+            raise click.ClickException(str(full)) from full
     if changed is not None:
         tell(changed, as_json)
         return

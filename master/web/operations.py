@@ -57,7 +57,7 @@ class OperationsPort(Protocol):
     def lift_rule(self, rule_id: str, by: By) -> Changed | None: ...
 
     def drain(self, name: str, by: By) -> Changed | None:
-        """None: nobody of that name is registered."""
+        """None: nobody of that name is registered. Raises TooManyRules."""
 
     def resume(self, name: str, by: By) -> Changed | None:
         """None: it was not drained."""
@@ -160,9 +160,9 @@ def operation_routes(port: OperationsPort) -> Blueprint:
 
 def _add_drain(api: Blueprint, port: OperationsPort) -> None:
     @api.post("/consumers/<name>/drain")
-    @tells("Hand nothing new to a consumer.", {200: ConsumerRuleChange}, body=_Why, problems={404: "unknown_consumer"})
+    @tells("Hand nothing new to a consumer.", {200: ConsumerRuleChange}, body=_Why, problems={404: "unknown_consumer", 409: "too_many_rules"})
     def drain(name: str) -> Response:
-        changed = port.drain(name, by_caller(read_model(_Why, read_json(request, BODY)).reason))
+        changed = drained(port, name, read_model(_Why, read_json(request, BODY)).reason)
         if changed is None:
             raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
         return answer({"name": name} | shown(changed))
@@ -184,6 +184,14 @@ def change_rule(port: OperationsPort, document: object) -> Changed:
     rule = Rule(Target(asked.target), asked.value, Action(asked.action), asked.rate_per_second, asked.reason, by_caller().who)
     try:
         return port.set_rule(rule, by_caller(asked.reason))
+    except TooManyRules as full:
+        raise Problem(409, "too_many_rules", str(full)) from None
+
+
+def drained(port: OperationsPort, name: str, why: str) -> Changed | None:
+    """Drain a consumer; None: nobody of that name is registered. Raises Problem 409."""
+    try:
+        return port.drain(name, by_caller(why))
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
 

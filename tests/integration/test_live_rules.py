@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from common.errors import Fenced
 from common.redis_client import CommandRefused
+from common.streams import pairs
 from master.actions import Action as Done
 from master.actions import ActionLog, By
+from master.commands.consumers import consumers
 from master.leader_steps import LeaderSteps, RulesMoved
 from master.live_rules import Changed, LiveRules, TooManyRules, read_rules
 from master.policy.ruled import Condemned
@@ -31,6 +34,14 @@ def rules(world: World) -> LiveRules:
 
 def pause(rules: LiveRules, ticket: bytes = b"T", target: Target = Target.TICKET) -> Changed:
     return rules.set(Rule(target, ticket.decode(), Action.PAUSE, None, "why", "alice"), _ALICE)
+
+
+def made_older(world: World, value: str, days: int) -> None:
+    """As if the rule for ``value`` had been set so many days earlier."""
+    for field, stored in pairs(world.link.call("HGETALL", world.keys.rules)).items():
+        version, set_ms, text = stored.split(b" ", 2)
+        if b'"value": "%s"' % value.encode() in text:
+            world.link.call("HSET", world.keys.rules, field, b"%s %d %s" % (version, int(set_ms) - days * 86_400_000, text))
 
 
 def end(rules: LiveRules, world: World, leader: LeaderSteps, ticket: bytes = b"T") -> Rule:
@@ -86,7 +97,53 @@ class TestChange:
         pause(rules, b"B")
         with world.unchanged(), pytest.raises(TooManyRules):
             pause(rules, b"C")
+        world.join("a")
+        environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group}
+        told = CliRunner().invoke(consumers, ["drain", "a"], env=environ)
+        assert (told.exit_code, "lift some" in told.output) == (1, True)
         assert pause(rules, b"B").outcome == "replaced"
+
+    def test_an_old_drain_of_a_consumer_that_is_gone_gives_way_to_a_new_rule(
+        self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("master.live_rules.MOST_RULES", 4)
+        pause(rules, b"T")
+        for name in ("a", "gone-1", "gone-2"):
+            pause(rules, name.encode(), Target.CONSUMER)
+        world.join("a")  # it was drained, and came back under its name
+        with world.unchanged(), pytest.raises(TooManyRules):
+            pause(rules, b"new", Target.CONSUMER)  # all were set today
+        for days, name in ((9, "a"), (8, "T"), (2, "gone-2"), (3, "gone-1")):
+            made_older(world, name, days)
+        assert pause(rules, b"new", Target.CONSUMER).outcome == "set"
+        assert {rule.value for rule in rules.read().rules} == {"T", "a", "gone-2", "new"}, "the oldest of those that are gone"
+        new, gave_way = ActionLog(world.link, world.keys).page(None, 2)[0]
+        assert (new["what"], new["on"]) == ("pause", "consumer new")
+        assert (gave_way["what"], gave_way["on"], gave_way["outcome"], gave_way["who"]) == ("lift", "consumer gone-1", "lifted", "usher")
+        assert pause(rules, b"U").outcome == "set", "whatever the new one is for"
+        with world.unchanged(), pytest.raises(TooManyRules, match="lift some"):
+            pause(rules, b"V")
+
+    def test_a_drain_does_not_give_way_when_its_consumer_comes_back_or_it_is_set_anew_meanwhile(
+        self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("master.live_rules.MOST_RULES", 2)
+        for name in ("a", "b"):
+            pause(rules, name.encode(), Target.CONSUMER)
+            made_older(world, name, 2)
+        real = rules._gone
+
+        def meanwhile() -> object:
+            found = list(real())
+            world.join("a")
+            pause(rules_of_another, b"b", Target.CONSUMER)
+            return found
+
+        rules_of_another = LiveRules(world.link, world.keys)
+        monkeypatch.setattr(rules, "_gone", meanwhile)
+        with pytest.raises(TooManyRules):
+            pause(rules, b"T")
+        assert {rule.value for rule in rules.read().rules} == {"a", "b"}
 
     def test_it_tells_how_many_messages_go_on_to_their_end(self, world: World, rules: LiveRules) -> None:
         leader, a = world.elect(), world.join("a")
@@ -248,5 +305,5 @@ class TestActionLog:
         with _full(world):
             ActionLog(world.link, world.keys).note(Done(_ALICE, "redrive", "x"), "added 1")
         assert ActionLog(world.link, world.keys).page(None, 10) == ([], None)
-
-
+        world.link.call("RPUSH", world.keys.actions, "somebody else's")
+        ActionLog(world.link, world.keys).note(Done(_ALICE, "redrive", "x"), "added 1")

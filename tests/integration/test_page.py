@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from flask import Flask
@@ -11,11 +11,12 @@ from werkzeug.test import Client, TestResponse
 
 from common import web
 from common.credentials import Identity, Role
+from common.errors import NotNow
 from common.live_sockets import LiveSockets
 from common.redis_client import Link
 from master.actions import ActionLog
 from master.bulk_letters import BulkLetters
-from master.dead_letters import DeadLetters
+from master.dead_letters import DeadLetters, Outcome
 from master.explainer import Explainer
 from master.live_rules import LiveRules
 from master.operations import Operations
@@ -167,6 +168,22 @@ def test_letters_are_redriven_and_the_log_says_who_and_why(site: Site, world: Wo
     assert "Nothing was chosen" in site.get(nothing.headers["Location"]).text
 
 
+def test_what_was_redriven_before_redis_went_away_is_in_the_log(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters, run, steps = busy(world), DeadLetters._run, list[str]()
+
+    def once(self: DeadLetters, step: str, ids: Sequence[bytes]) -> list[Outcome]:
+        steps.append(step)
+        if len(steps) > 1:
+            raise NotNow("LOADING", "LOADING")
+        return run(self, step, ids)
+
+    monkeypatch.setattr(DeadLetters, "_run", once)
+    monkeypatch.setattr("master.web.pages.actions.AT_ONCE", 1)
+    assert site.client.post("/dead-letters/redrive", data={"id": letters, "why": "mended"}, headers={"Origin": "http://localhost"}).status_code == 503
+    [line], _ = ActionLog(world.link, world.keys).page(None, 10)
+    assert (line["what"], line["why"], line["outcome"]) == ("redrive", "mended", "added 1, then Redis failed")
+
+
 def test_a_bulk_action_is_prepared_shown_and_run(site: Site, world: World) -> None:
     busy(world)
     where = site.post("/dead-letters/bulk", what="drop", error="ValueError").headers["Location"]
@@ -214,6 +231,16 @@ def test_a_consumer_is_drained_and_resumed(site: Site, world: World) -> None:
     assert "Drain<" in site.get("/consumers").text
     unknown = site.post("/consumers/drain", name="nobody")
     assert "No consumer of the name nobody" in site.get(unknown.headers["Location"]).text
+
+
+def test_a_drain_that_is_one_rule_too_many_says_what_to_do(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("master.live_rules.MOST_RULES", 1)
+    busy(world)
+    site.pulse.run_once()
+    assert site.post("/rules/set", target="ticket", value="T", action="pause").status_code == 303
+    answered = site.post("/consumers/drain", name="a")
+    assert answered.status_code == 409
+    assert "lift some" in answered.text
 
 
 def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site: Site) -> None:

@@ -17,7 +17,7 @@ from master.bulk_letters import DROP, REDRIVE, Job
 from master.dead_letters import AT_ONCE, Outcome
 from master.web.api import by_caller
 from master.web.dead_letters import chosen_letters, counted
-from master.web.operations import change_rule
+from master.web.operations import change_rule, drained
 from master.web.pages.letters_asked import asked_filter, in_words
 from master.web.pages.notes import Notes
 from master.web.pages.port import PagePort
@@ -26,6 +26,8 @@ from master.web.pages.views import STREAM_ID
 
 _LONGEST_WHY = 300
 _MOST_CHOSEN = 200
+#: Said behind the outcome of what was done by then; what became of the last step, nobody knows.
+_FAILED = ", then Redis failed"
 
 
 def action_routes(port: PagePort, notes: Notes) -> Blueprint:
@@ -53,7 +55,7 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
     @needs(Role.OPERATOR)
     def drain() -> AnyResponse:
         name = _text("name", 64)
-        changed = port.operations.drain(name, by_caller(_why()))
+        changed = drained(port.operations, name, _why())
         if changed is None:
             return go("/consumers", f"No consumer of the name {visible(name)} is registered")
         return go("/consumers", f"{name} is drained: it is handed nothing more and finishes what it has ({changed.handed_over:,} messages)")
@@ -68,13 +70,19 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
 
 def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
     def change(what: str, step: Callable[[list[bytes]], list[Outcome]]) -> AnyResponse:
-        ids = [letter_id.encode() for letter_id in dict.fromkeys(request.form.getlist("id")) if STREAM_ID.fullmatch(letter_id)]
+        ids = [letter_id.encode() for letter_id in dict.fromkeys(request.form.getlist("id")) if STREAM_ID.fullmatch(letter_id)][:_MOST_CHOSEN]
         back = request.form.get("back", "/dead-letters")
         if not ids:
             return go(back, "Nothing was chosen")
-        outcomes = [one for at in range(0, len(ids[:_MOST_CHOSEN]), AT_ONCE) for one in step(ids[at : min(at + AT_ONCE, _MOST_CHOSEN)])]
-        told = counted(one.word for one in outcomes)
-        port.operations.note(Action(by_caller(_why()), what, chosen_letters(ids)), told)
+        outcomes: list[Outcome] = []
+        ended = _FAILED
+        try:
+            for at in range(0, len(ids), AT_ONCE):
+                outcomes += step(ids[at : at + AT_ONCE])
+            ended = ""
+        finally:
+            told = counted(one.word for one in outcomes) + ended
+            port.operations.note(Action(by_caller(_why()), what, chosen_letters(ids)), told)
         return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}")
 
     @actions.post("/dead-letters/redrive")
