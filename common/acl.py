@@ -84,7 +84,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
             *(keys.lease("*"), keys.inbox("*"), keys.noted("*")),
         )),
         Program("master", "masters, and the commands of operators", _MASTER + _GATHERING * bool(fed), _MASTER_SENDS + ("scan",) * bool(fed), (
-            *(at, everything, log.checkpoints, log.archived, log.groups), *fed,
+            *(at, everything, log.checkpoints, log.archived, log.groups), *fed, *(LogKeys(source).groups for source in fed),
         )),
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
                 ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get"), (at, log.leader, log.counters)),

@@ -58,8 +58,8 @@ class LogKeys:
 
     @property
     def groups(self) -> str:
-        """Hash: group -> the lowest id that it would read again if it were lost now. Written by save_position (leader) and by plain readers
-        (common/reliable_stream.py); it stays when the group is lost, so that trim keeps from there on."""
+        """Hash: group -> the lowest id that it would read again if it were lost now. Written by save_position (leader), by gather (of a source)
+        and by plain readers (common/reliable_stream.py); it stays when the group is lost, so that trim keeps from there on."""
         return _tagged(self.stream) + ":groups"
 
     @property

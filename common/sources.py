@@ -23,8 +23,9 @@ SHARDS = 64
 
 _LONGEST_NAME = 512
 _TAG = re.compile(r"\{([^{}]+)\}")
-#: Streams that some Usher keeps for itself beside a ticket stream (common/keys.py), and work streams: never taken in by a pattern.
-_OWN = re.compile(rb"usher:|.*\{[^{}]+\}.*:[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|inbox:.+)$", re.DOTALL)
+#: Streams that some Usher keeps for itself beside a ticket stream (common/keys.py), what gathering writes, and work streams: never taken in by a
+#: pattern.
+_OWN = re.compile(rb"usher:|.*\{[^{}]+\}.*:(?:groups|[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|inbox:.+))$", re.DOTALL)
 
 
 def is_pattern(part: str) -> bool:

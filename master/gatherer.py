@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from common.clock import now_s
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.log import event
 from common.message import LONGEST_TICKET
 from common.redis_client import Arg, CommandRefused, Link
@@ -146,7 +146,8 @@ class Gatherer(Service):
 
     def _call(self, turn: Turn) -> tuple[bool, bytes, list[Told]]:
         keys, plan = self._keys, self._plan
-        script_keys: tuple[str | bytes, ...] = (keys.stream, keys.shares, keys.gathered, keys.dead, *turn.sources)
+        groups = (LogKeys(source.decode()).groups for source in turn.sources)
+        script_keys: tuple[str | bytes, ...] = (keys.stream, keys.shares, keys.gathered, keys.dead, *turn.sources, *groups)
         most = _BATCHES_AHEAD * plan.batch
         of_all: tuple[Arg, ...] = (keys.group, self._holder, plan.ticket_field, LONGEST_TICKET, plan.scope, most, turn.quantum)
         is_full, given, *flat = self._scripts.run("gather", script_keys, (*of_all, *shards_of(turn.sources)))
@@ -183,7 +184,11 @@ class Gatherer(Service):
             if is_trouble(source, one, self._listed):
                 event(log, "source_trouble", level=logging.WARNING, source=name, outcome=one.outcome.value.lower(), words=one.words)
             elif one.words.startswith(_MADE):
-                event(log, "source_group_made", source=name, group=self._keys.group, after=one.words.removeprefix(_MADE))
+                after, _, before = one.words.removeprefix(_MADE).partition(" ")
+                event(log, "source_group_made", source=name, group=self._keys.group, after=after)
+                if before:
+                    why = "the group was gone meanwhile: entries between these ids may have been trimmed that were never gathered"
+                    event(log, "source_entries_lost", level=logging.WARNING, source=name, after=after, before=before, why=why)
             elif one.words.startswith(_CUT):
                 event(log, "messages_rejected", level=logging.WARNING, source=name, count=int(one.words.removeprefix(_CUT)), reason="too_many_fields")
 

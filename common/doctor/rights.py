@@ -83,6 +83,7 @@ def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
             ("XGROUP", "SETID", source, keys.group, "0"),
             ("XINFO", "STREAM", source),
             ("XPENDING", source, keys.group),
+            ("HSET", LogKeys(source).groups, keys.group, "0-0"),
             ("TYPE", source),
         ]
     return [*found, ("SCAN", 0, "COUNT", 1)] if sources.patterns else found

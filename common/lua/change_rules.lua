@@ -18,7 +18,7 @@ local former = redis.call('HGET', KEYS[1], id)
 if rule == '' and not former then return {'NONE'} end
 local is_full = not former and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3])
 if is_full then
-  local is_over = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], ARGV[5]) == ARGV[6] and redis.call('HEXISTS', KEYS[5], ARGV[7]) == 0
+  local is_over = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], ARGV[5]) == ARGV[6] and not redis.call('HGET', KEYS[5], ARGV[7])
   if not is_over then return {'FULL'} end
 end
 at_full_memory(KEYS[1])

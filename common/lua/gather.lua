@@ -1,12 +1,13 @@
 -- gather: move what is new in source streams, in order, to the end of the work stream; each entry exactly once.
--- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources
+-- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources, then of each the saved positions of its groups
 -- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the work stream that its
 --       group has not been given, 7 most entries of one source, then the shard of each source
 -- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome, number of entries moved, what to tell}. Outcomes:
 --          OVER (nothing is left), MORE (something may be left), FULL (not looked at: the work stream is full), NOT_MINE (another holder has its
 --          shard), GONE (there is no such stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was
 --          gathered), AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). What to tell: "made <id>" when the group was
---          not there and was made to go on behind that id, "cut <n>" when n entries had too many fields and became dead letters, or "".
+--          not there and was made to go on behind that id, with the id before which entries may have been trimmed that were never moved, if any;
+--          "cut <n>" when n entries had too many fields and became dead letters; or "".
 -- Why Lua: an entry must be in the work stream exactly if the source's group is past it, whatever happens to us.
 --          XREADGROUP NOACK moves the group, XADD follows. What could refuse XADD is found before anything moves: memory (HSETNX needs some), a
 --          key of another type, an id that is not the highest. Should it be refused all the same, the group is set back to just below what was
@@ -74,6 +75,12 @@ local function gathered(source, id, fields)
   return entry, size
 end
 
+-- This far it is moved. Also for those who trim the source, should its group be gone for a moment.
+local function note(source, groups, id)
+  redis.call('HSET', KEYS[3], source, id)
+  redis.call('HSET', groups, group, id)
+end
+
 -- No entry ever gets the id of a dead letter. XSETID and not XADD with XDEL: nothing is to count as deleted.
 local function use_up(id)
   if redis.call('EXISTS', work) == 0 then
@@ -83,7 +90,7 @@ local function use_up(id)
   end
 end
 
-local function add(source, entries)
+local function add(source, groups, entries)
   local cut = 0
   for at, found in ipairs(entries) do
     local entry, size = gathered(source, found[1], found[2])
@@ -99,22 +106,26 @@ local function add(source, entries)
     end
     if type(added) == 'table' and added.err then
       redis.call('XGROUP', 'SETID', source, group, just_below(found[1]))
-      if at > 1 then redis.call('HSET', KEYS[3], source, entries[at - 1][1]) end
+      if at > 1 then note(source, groups, entries[at - 1][1]) end
       return at - 1, cut, added.err
     end
     seq, bytes = seq + 1, bytes + size
   end
-  redis.call('HSET', KEYS[3], source, entries[#entries][1])
+  note(source, groups, entries[#entries][1])
   return #entries, cut
 end
 
 -- The group is not there: the first time, or somebody destroyed it, or the stream was deleted and came back.
-local function make_group(source)
-  local start, moved = '0-0', redis.call('HGET', KEYS[3], source)
-  if moved and not is_above(moved, last_id(source)) then start = moved end
+local function make_group(source, groups)
+  local start, moved, last = '0-0', redis.call('HGET', KEYS[3], source), last_id(source)
+  if moved and not is_above(moved, last) then start = moved end
   local made = redis.pcall('XGROUP', 'CREATE', source, group, start)
   if type(made) == 'table' and made.err then return nil, made.err end
-  return start
+  redis.call('HSET', groups, group, start)
+  if start ~= moved or start == last then return 'made ' .. start end
+  local first = redis.call('XRANGE', source, '-', '+', 'COUNT', 1)[1]
+  if first and not is_above(first[1], moved) then return 'made ' .. start end
+  return 'made ' .. start .. ' ' .. (first and first[1] or last)
 end
 
 local function refusal(words)
@@ -129,7 +140,9 @@ local function is_of_before(source)
   return not pending.err and pending[1] > 0
 end
 
-local function take(source)
+local function take(source, groups)
+  local saved = redis.pcall('HGET', groups, group) -- what is no hash fails here, before anything has changed
+  if type(saved) == 'table' and saved.err then return 'REFUSED', 0, saved.err end
   if is_of_before(source) then return 'BEFORE', 0, '' end
   local moved, told = 0, ''
   while true do
@@ -144,18 +157,19 @@ local function take(source)
       end
       if redis.call('EXISTS', source) == 0 then
         redis.call('HDEL', KEYS[3], source)
+        redis.call('HDEL', groups, group)
         return 'GONE', 0, ''
       end
-      local start, words = make_group(source)
-      if not start then return 'REFUSED', 0, words end
-      told = 'made ' .. start
+      local made, words = make_group(source, groups)
+      if not made then return 'REFUSED', 0, words end
+      told = made
     elseif not found then
       local at = moved == 0 and told == '' and delivered(source)
       if at and is_above(at, last_id(source)) then return 'AHEAD', 0, at end
       return 'OVER', moved, told
     else
       local entries = found[1][2]
-      local added, cut, words = add(source, entries)
+      local added, cut, words = add(source, groups, entries)
       moved, moved_in_all = moved + added, moved_in_all + added
       if words then return 'REFUSED', moved, words end
       if cut > 0 then told = 'cut ' .. cut end
@@ -164,8 +178,8 @@ local function take(source)
   end
 end
 
-local reply, held = {0, given}, {}
-for at = 5, #KEYS do
+local reply, held, count = {0, given}, {}, (#KEYS - 4) / 2
+for at = 5, 4 + count do
   local shard = ARGV[at + 3]
   if held[shard] == nil then held[shard] = redis.call('HGET', KEYS[2], 'shard ' .. shard) == holder end
   local outcome, moved, told
@@ -176,7 +190,7 @@ for at = 5, #KEYS do
   elseif bytes >= ENOUGH then
     outcome, moved, told = 'MORE', 0, ''
   else
-    outcome, moved, told = take(KEYS[at])
+    outcome, moved, told = take(KEYS[at], KEYS[at + count])
   end
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3] = outcome, moved, told

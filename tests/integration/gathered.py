@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.message import LONGEST_TICKET
 from common.redis_client import Link
 from common.scripts import ScriptRunner
@@ -39,7 +39,8 @@ class Gathered:
         """One call. ``text``: a script to run instead of gather.lua."""
         keys = self.keys
         names = [name.encode() for name in sources]
-        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *names)
+        groups = [LogKeys(name).groups for name in sources]
+        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *names, *groups)
         args = (keys.group, holder, "ticket_id", LONGEST_TICKET, self._scope, most, quantum, *shards_of(names))
         if text:
             _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args)

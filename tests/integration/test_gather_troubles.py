@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from common.errors import NotNow
+from common.keys import Keys, LogKeys
 from common.redis_client import CommandRefused, Link
 from common.scripts import source
+from master.policy.trim import Cut, Refused, decide
+from master.trimming import StillNeeded, Trimming
 from tests.integration.gathered import Gathered, outcomes
 
 
@@ -95,6 +98,56 @@ def test_a_group_that_was_destroyed_goes_on_exactly_where_it_was(world: Gathered
     link.call("XGROUP", "DESTROY", "a", "g")
     assert outcomes(world.gather("a")) == [("OVER", 0)], "nothing twice, also when nothing is new"
     assert world.position("a") == b"6-1"
+
+
+def test_a_source_whose_group_is_gone_for_a_moment_is_not_trimmed_beyond_what_was_gathered(world: Gathered, link: Link) -> None:
+    sent = world.send("a", *(f"{number}-1" for number in range(1, 301)))
+    link.call("XGROUP", "CREATE", "a", "other", "300-1")  # it has read everything
+    world.gather("a", quantum=100)
+    link.call("XGROUP", "DESTROY", "a", "g")
+    trimming = Trimming(link, Keys("a", "g"))
+    decided = decide(trimming.facts())
+    assert isinstance(decided, Refused) and "group g is gone, and would read again from 100-1" in decided.problems[0]
+    with pytest.raises(StillNeeded, match="saved position of group g"):
+        list(trimming.cut(b"300-1"))
+    assert world.gather("a")[0].words == "made 100-1"
+    assert world.moved("a") == sent
+    decided = decide(trimming.facts())
+    assert isinstance(decided, Cut) and decided.floor == b"300-1"
+
+
+@pytest.mark.parametrize(("first", "words"), [("3-1", "made 3-1"), ("6-1", "made 3-1 6-1"), ("9-1", "made 3-1 8-1")])
+def test_what_somebody_else_has_trimmed_while_the_group_was_gone_is_told(world: Gathered, link: Link, first: str, words: str) -> None:
+    sent = world.send("a", *(f"{number}-1" for number in range(1, 9)))
+    world.gather("a", quantum=3)
+    link.call("XGROUP", "DESTROY", "a", "g")
+    link.call("XTRIM", "a", "MINID", first)
+    assert world.gather("a")[0].words == words
+    assert world.moved("a") == [*sent[:3], *sent[max(3, int(first[0]) - 1) :]]
+    link.call("XGROUP", "DESTROY", "a", "g")
+    link.call("XTRIM", "a", "MAXLEN", 0)
+    assert world.gather("a")[0].words == ("made 8-1" if first < "9-1" else "made 3-1 8-1"), "if it had moved them all, nothing is lost"
+
+
+def test_nothing_is_left_of_a_source_that_was_deleted(world: Gathered, link: Link) -> None:
+    world.send("a", "5-1")
+    world.gather("a")
+    assert link.call("HGETALL", LogKeys("a").groups) == [b"g", b"5-1"]
+    link.call("DEL", "a")
+    world.gather("a")
+    assert link.call("EXISTS", LogKeys("a").groups) == 0
+    assert b"a" not in link.call("HGETALL", world.keys.gathered)
+
+
+def test_where_the_position_cannot_be_noted_nothing_moves_and_the_others_go_on(world: Gathered, link: Link) -> None:
+    for name in ("a", "b"):
+        world.send(name, "1-1")
+        link.call("XGROUP", "CREATE", name, "g", "0")
+    link.call("SET", LogKeys("a").groups, "x")
+    before = _state(world, "a")
+    refused, _ = world.gather("a", "b")
+    assert (refused.outcome.value, "WRONGTYPE" in refused.words) == ("REFUSED", True)
+    assert (_state(world, "a")[0], world.all_moved()) == (before[0], {"b": [b"1-1"]})
 
 
 def test_a_group_beyond_the_last_id_of_its_stream_is_told_because_nothing_would_ever_come(world: Gathered, link: Link) -> None:

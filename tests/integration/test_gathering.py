@@ -234,7 +234,7 @@ def test_full_memory_is_waited_for(world: Gathered, link: Link, redis_url: str) 
 
 def _as_limited(link: Link, url: str, refused: str) -> str:
     """The address of a user for whom Redis refuses every call that names the key ``refused``."""
-    keys = [f"~{name}" for name in ("usher:*", "a", "b", "t:*") if name != refused]
+    keys = [f"~{name}" for name in ("usher:*", "*:groups", "a", "b", "t:*") if name != refused]
     link.call("ACL", "SETUSER", "limited", "reset", "on", ">x", "+@all", *keys)
     return re.sub("//[^@]*@", "//limited:x@", url)
 

@@ -9,6 +9,7 @@ from common.redis_client import Link
 from common.sources import Sources
 from master import source_watch
 from master.gatherer import Gatherer, GatherPlan
+from master.policy.rounds import Outcome, Told
 from master.source_watch import SourceWatch
 
 
@@ -84,3 +85,9 @@ def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
     for ear.says in (None, [b"d"], [b"d"]):
         watch.run_once()
     assert watch.mode == "change-driven"
+
+
+def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(gatherer: Gatherer, caplog: pytest.LogCaptureFixture) -> None:
+    gatherer._say([(b"a", Told(Outcome.OVER, 5, "made 3-1 6-1")), (b"b", Told(Outcome.OVER, 5, "made 3-1"))])
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.getMessage() for record in warnings] == ["source_entries_lost"]

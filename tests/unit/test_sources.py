@@ -8,7 +8,7 @@ import pytest
 
 from common.embedded import resolve_redis_url
 from common.errors import SettingsError, StartRefused
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.settings import CommonSettings, load
 from common.sources import SHARDS, Sources, shard_of
 
@@ -48,7 +48,7 @@ def test_a_pattern_takes_no_stream_that_usher_keeps_for_itself() -> None:
     sources = Sources.parse("*")
     of_others, ours = Keys("orders", "g"), Keys(sources.work_stream("g"), "g")
     for keys in (of_others, ours, Keys("orders{7}", "g.x")):
-        for own in _streams(keys):
+        for own in (*_streams(keys), LogKeys(keys.stream).groups):
             assert not sources.takes(own.encode()), own
     assert not sources.takes(ours.stream.encode())
     assert not sources.takes(Sources.parse("a{t},b{t}").work_stream("g").encode())
