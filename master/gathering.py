@@ -40,7 +40,7 @@ class Gathering:
         self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
         lease_ms = int(settings.leader_lease_seconds * 1000)
         sharer = Sharer(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
-        discovery = Discovery(make_link("discover"), sources, gatherer, settings.discover_seconds)
+        discovery = Discovery(make_link("discover"), keys, sources, gatherer, settings.discover_seconds)
         ear = PushEar(PushLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(ear, lambda: PollEar(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now)
         self.services: list[Service] = [gatherer, self._watch, *([discovery] if sources.patterns else []), sharer]

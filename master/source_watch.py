@@ -1,7 +1,7 @@
 """Which sources there are, and which have news: what a master tells its gatherer.
 
 ``SourceWatch`` listens (master/source_ears.py): a stream that matches a pattern is a source from its first entry on. ``Discovery`` scans for
-what was there before, at the start, when something may have been missed, and from time to time.
+what was there before, at the start, when something may have been missed, and from time to time; and for what is not there any more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from common.clock import now_s
+from common.keys import Keys
 from common.log import event
 from common.redis_client import Link
 from common.router.push_link import TrackingRefused
@@ -95,9 +96,10 @@ class Discovery(Service):
 
     name = "discover"
 
-    def __init__(self, link: Link, sources: Sources, gatherer: Gatherer, every_s: float) -> None:
+    def __init__(self, link: Link, keys: Keys, sources: Sources, gatherer: Gatherer, every_s: float) -> None:
         super().__init__()
         self._link = link
+        self._gathered = keys.gathered
         self._sources = sources
         self._gatherer = gatherer
         self._every_s = every_s
@@ -114,6 +116,7 @@ class Discovery(Service):
             self._asked.clear()  # who asks from here on wants another scan
             self._due_s = 0.0  # one that fails is made again
             fresh = sum(map(self._scan, self._sources.patterns))
+            self._recall()
             self._due_s = now_s() + self._every_s
             if fresh:
                 event(log, "sources_found", count=fresh)
@@ -128,6 +131,16 @@ class Discovery(Service):
             if cursor == b"0":
                 break
         return fresh
+
+    def _recall(self) -> None:
+        """What was gathered once is looked at too: a stream that was deleted while nobody gathered is forgotten by that (lua/gather.lua)."""
+        cursor = b"0"
+        while not self.stopping:
+            cursor, flat = self._link.call("HSCAN", self._gathered, cursor, "COUNT", _SCAN_COUNT)
+            self._gatherer.found(key for key in flat[::2] if key and self._sources.takes(key))  # "" is gather.lua's own
+            self.made_progress()
+            if cursor == b"0":
+                break
 
     def on_end(self) -> None:
         self._link.close()

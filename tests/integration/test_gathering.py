@@ -17,10 +17,11 @@ from common.doctor.collector import collect
 from common.doctor.facts import Severity
 from common.doctor.findings import examine
 from common.embedded import resolve_redis_url
-from common.keys import Keys
+from common.keys import Keys, LogKeys
 from common.redis_client import Link
 from common.source_status import SourcesReader
 from common.sources import Sources
+from common.streams import pairs
 from master import gatherer as gatherer_module
 from master import source_ears
 from master.gathering import Gathering
@@ -92,6 +93,20 @@ def test_connections_that_break_in_the_middle_lose_nothing_and_repeat_nothing(wo
         until(lambda: len(world.entries()) >= 60 * 30)
         until(lambda: world.moved("t:7") == sent["t:7"])
     assert world.all_moved() == sent
+
+
+@pytest.mark.usefixtures("unswept")
+def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_others(world: Gathered, link: Link, redis_url: str) -> None:
+    world.share()
+    for name in ("t:gone", "t:here", "elsewhere"):
+        world.send(name, "5-1")
+        world.gather(name)
+    link.call("DEL", "t:gone", "elsewhere", world.keys.shares)
+    with running(redis_url, "t:*") as made:
+        until(lambda: link.call("HGET", world.keys.gathered, "t:gone") is None)
+        until(lambda: service(made, "gather").seen()[0] == 1)
+    assert pairs(link.call("HGETALL", world.keys.gathered)) == {b"": b"", b"t:here": b"5-1", b"elsewhere": b"5-1"}, "who takes that in, will see"
+    assert link.call("EXISTS", LogKeys("t:gone").groups) == 0
 
 
 @pytest.mark.usefixtures("unswept")
