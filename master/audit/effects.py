@@ -80,7 +80,7 @@ def check_stored(runs: DataFrame, entries: DataFrame, url: str, sink: str, toler
     spark.dataSource.register(SqlEffects)
     stored = spark.read.format("sql_effects").options(url=url, sink=sink).load()
     done = runs.filter(F.col("outcome") == DONE).groupBy("stream", "id", "ms", "seq", "ticket").agg(F.min("record_ms").alias("noted"))
-    uid = F.coalesce(F.col("fields")["uid"], F.col("id"))
+    uid = F.expr("coalesce(nullif(fields['uid'], ''), id)")  # as common/message.py
     told = done.join(entries.select("stream", "id", uid.alias("uid")), ["stream", "id"])
     told = told.filter(~F.concat("ticket", "uid").contains("\ufffd"))  # was no UTF-8: the bytes are not known any more
     told = told.withColumns({"key_ticket": _stored_as("ticket"), "key_uid": _stored_as("uid")})

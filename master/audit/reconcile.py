@@ -113,7 +113,7 @@ def totals_of_archive(spark: Any, entries: Path, value: str, kind: str, states: 
         rows = rows.filter(F.col("fields")["object"] == kind)
     field, _, inside = value.partition(".")
     raw = F.get_json_object(F.col("fields")[field], f"$.{inside}") if inside else F.col("fields")[field]
-    uid = F.coalesce(F.col("fields")["uid"], F.col("id"))
+    uid = F.expr("coalesce(nullif(fields['uid'], ''), id)")  # an empty one is none
     amount = F.expr(f"try_cast(amount as decimal(38,{_SCALE}))")
     first = F.min(F.struct("ms", "seq", "amount"))
     once = rows.select(uid.alias("uid"), "ms", "seq", raw.alias("amount")).groupBy("uid").agg(first.alias("first")).select("first.*")

@@ -36,7 +36,7 @@ def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     sink = SqlSink(url)
     sink.create_tables()
-    for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4")):
+    for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4"), Done("d", "6-2")):
         with sink.transaction(done):
             pass
     with sqlite3.connect(tmp_path / "shop.db") as sql:
@@ -44,13 +44,14 @@ def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link
     sql.close()
     seeder = Seeder(link, "s")
     sent = (("1-1", "a"), ("2-1", "a", "order-2"), ("3-1", "a", _LONG), ("4-1", "a", "order-4"), ("5-1", "a", "failed"), ("6-1", "c"))
-    for entry_id, ticket, *uid in (*sent, ("7-1", "old", "pruned")):
+    for entry_id, ticket, *uid in (*sent, ("6-2", "d", ""), ("7-1", "old", "pruned")):  # an empty uid is none
         link.call("XADD", "s", entry_id, "ticket_id", ticket, *(["uid", *uid] if uid else []))
     seeder.read()
-    seeder.over(*(f"{n}-1" for n in range(1, 8)))
+    seeder.over(*(f"{n}-1" for n in range(1, 8)), "6-2")
     two_hours_ago = int(time.time() - 7200) * 1000
     seeder.ran("c1:1", ("7-1", "old", 5, 1, 2), record=f"{two_hours_ago}-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 5, n * 10, n * 10 + 5) for n in range(1, 5)), ("5-1", "a", 5, 60, 70, "gave_up"), ("6-1", "c", 5, 1, 2))
+    seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
     report = Audit(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], "of another ticket; of none"
