@@ -134,6 +134,71 @@ def test_an_idle_one_notices_a_reset_that_another_process_made(
     assert idle.state()[1] == {"uids": list("abc"), "count": 3}
 
 
+class Ended(BaseException):
+    """The process dies here."""
+
+
+def test_an_idle_one_notices_a_reset_whose_process_died_before_it_could_tell(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = _send(link, *"abc")
+    idle, resetting = consumers(outbox), consumers(outbox)
+    _all(idle)
+
+    def die(*_: object, **__: object) -> None:
+        raise Ended
+
+    monkeypatch.setattr(resetting, "_note", die)
+    with pytest.raises(Ended):
+        resetting.reset(ids[0], {"uids": ["a"], "count": 1})
+    assert _noted(link) == ids[0], "nobody trims what it needs now"
+    assert idle.step(add) == 0, "it looks"
+    assert idle.step(add) == 2
+    assert idle.state() == (ids[2], {"uids": list("abc"), "count": 3})
+    assert _noted(link) == ids[2]
+
+
+def test_what_a_reset_noted_that_was_never_committed_is_put_right(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = _send(link, *"abc")
+    idle, resetting = consumers(outbox), consumers(outbox)
+    _all(idle)
+    note = resetting._log.note
+
+    def note_and_die(*given: Any, **named: Any) -> None:
+        note(*given, **named)
+        raise Ended
+
+    monkeypatch.setattr(resetting._log, "note", note_and_die)
+    with pytest.raises(Ended):
+        resetting.reset(ids[0], {})
+    assert _noted(link) == ids[0]
+    for _ in range(2):
+        assert idle.step(add) == 0
+    assert _noted(link) == ids[2]
+    assert idle.state()[1]["uids"] == list("abc")
+
+
+def test_id_and_state_are_of_the_same_commit(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """Another process commits a batch between any two statements of the one that looks."""
+    ids = _send(link, *"abc")
+    working = consumers(outbox, batch=1)
+    working.step(add)
+    looking = LogConsumer("one", STREAM, outbox.url, redis_url=link.url)
+    statements: list[str] = []
+
+    def between(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+        if len(statements) > 1:
+            working.step(add)
+
+    sa.event.listen(looking._engine, "before_cursor_execute", between)
+    with looking:
+        last_id, state = looking.state()
+    assert (last_id, state["uids"]) == (ids[0], ["a"])
+
+
 def test_an_idle_one_whose_note_redis_has_lost_makes_it_again(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """Else all that it needs might be trimmed as soon as there is more."""
     ids = _send(link, *"ab")
