@@ -53,10 +53,10 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
 class Seeder:
     """Writes one stream as masters and consumers would have left it."""
 
-    def __init__(self, link: Link, stream: str, group: str = GROUP) -> None:
+    def __init__(self, link: Link, stream: str) -> None:
         self._link = link
-        self.keys = Keys(stream, group)
-        link.call("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
+        self.keys = Keys(stream, GROUP)
+        link.call("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
 
     def add(self, *entries: tuple[str, str]) -> None:
         """(id, ticket) each."""

@@ -175,9 +175,12 @@ def test_any_name_of_a_stream_and_a_folder_will_do(spark: SparkSession, link: Li
     assert entries.rows == len(pq.ParquetDataset(written / "entries").read()) == 2
 
 
-def test_each_group_has_a_run_log_of_its_own(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+def test_each_group_has_a_run_log_of_its_own(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for group, records in ((GROUP, ("2-1", "4-1")), ("other %", ("1-1", "3-1"))):
-        seeder = Seeder(link, "s", group)
+        monkeypatch.setattr("tests.audit.seeding.GROUP", group)
+        seeder = Seeder(link, "s")
         for record in records:
             seeder.ran("c1:1", (record, "a", 5, 1, 2), record=record)
         [runs, _] = archived(spark, redis_url, tmp_path, group=group)
