@@ -64,7 +64,7 @@ class LogKeys:
 
     @property
     def archived(self) -> str:
-        """String: the id up to which the stream is archived, itself included. Written by the archive job; trim keeps from it on."""
+        """String: the id up to which the stream is archived, itself included. Written by the archive; trim --archived-only keeps from it on."""
         return _tagged(self.stream) + ":archived"
 
 

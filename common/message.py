@@ -95,9 +95,9 @@ class EntryView:
 
     @property
     def uid(self) -> str:
-        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave none."""
+        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave none, or an empty one."""
         given = first_value(self._flat or (), UID_FIELD)
-        return self.id if given is None else given.decode("utf-8", "surrogateescape")
+        return given.decode("utf-8", "surrogateescape") if given else self.id
 
     @property
     def fields(self) -> dict[str, str]:

@@ -145,7 +145,7 @@ class GatheredMessage(Message):
     def uid(self) -> str:
         """Producers of different sources need not know of each other: their uids are told apart."""
         given = first_value(self._flat or (), UID_FIELD)
-        return f"{self.source}/{self.source_id if given is None else given.decode('utf-8', 'surrogateescape')}"
+        return f"{self.source}/{given.decode('utf-8', 'surrogateescape') if given else self.source_id}"
 
     @property
     def fields(self) -> dict[str, str]:

@@ -48,11 +48,11 @@ class Leading:
         self.dispatcher.counts.on_handed_over = self._spans
         self.lead.on_change = self.dispatcher.wake
         self.services: list[Service] = [self.dispatcher, changes, self.roster, self.health, janitor, *self._bell.services]
-        trim_s, archived_only = settings.trim_seconds, settings.trim_archived
-        if settings.sources is not None:  # the work stream is ours: nobody else keeps it short, nor archives it for certain
-            trim_s, archived_only = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S), False
+        trim_s = settings.trim_seconds
+        if settings.sources is not None:  # the work stream is ours: nobody else keeps it short
+            trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
         if trim_s:
-            self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, archived_only))
+            self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.archived_only))
 
     def elector(self, url: str) -> Elector:
         """What wins the lead and holds it, for a master that is reached under ``url``."""

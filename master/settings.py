@@ -51,6 +51,11 @@ class MasterSettings(CommonSettings):
     )
     followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")
 
+    @property
+    def archived_only(self) -> bool:
+        """Whether only what is archived is cut. A work stream nobody archives for certain."""
+        return self.trim_archived and self.sources is None
+
 
 class StreamerSettings(CommonSettings):
     """Everything that can be set on a streamer."""

@@ -11,7 +11,8 @@ Each arrow may break, and the rows are then still there. What Redis has confirme
 alone sends nothing twice, as long as the same Redis has it: after a restart or a failover it is sent again. So it is when an answer of Redis
 got lost, after a new epoch has made sure that the late command is refused. A second copy has the same uid.
 
-Order: the rows of a ticket become visible in the order of their ids (common/outbox). A batch is sent again before anything behind it.
+Order: the rows of a ticket become visible in the order of their ids (common/outbox). A batch is sent again before anything behind it. After a
+lost answer it is sent in smaller ones: where Redis takes longer for a batch than we wait, the same one again would be in vain, and a copy more.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Streamer(Service):
         self._outbox = outbox
         self._fields = (ticket_field, *FIELDS)
         self._pace = pace
+        self._most = pace.batch
         self._sent: _Sent | None = None
         self._look_s = _FIRST_LOOK_S
         self._not_durable_logged = False
@@ -112,13 +114,14 @@ class Streamer(Service):
         epoch = self._lead.epoch
         if epoch is None:
             return _STANDBY_S
-        batch = encode(self._outbox.batch(self._pace.batch))
+        batch = encode(self._outbox.batch(self._most))
         if not batch.ids and not batch.refused:
             return self._nothing()
         self._look_s = _FIRST_LOOK_S
         if batch.ids:
             if not self.emit(epoch, batch.values):
                 return 0.0
+            self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
             self._sent = _Sent(batch.ids, epoch, self._link.connections)
         if batch.refused:  # behind the others of their batch: if this fails it holds up nobody
             self._set_aside(batch.refused)
@@ -132,6 +135,7 @@ class Streamer(Service):
             return self._add(epoch, values)
         except ReplyUnknown:
             self._lead.doubt(epoch)
+            self._most = max(1, len(values) // len(self._fields) // 2)
             raise
 
     def _add(self, epoch: int, values: list[bytes]) -> bool:

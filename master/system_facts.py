@@ -22,12 +22,13 @@ _FOUND_FOR_S = 15.0
 
 
 class SystemFacts:
-    """May be used by many threads, one at a time."""
+    """May be used by many threads, one at a time. ``archived_only``: whether the master trims only what is archived."""
 
-    def __init__(self, link: Link, keys: Keys, lease_ms: int) -> None:
+    def __init__(self, link: Link, keys: Keys, lease_ms: int, *, archived_only: bool = False) -> None:
         self._link = link  # guarded by self._lock
         self._keys = keys
         self._lease_ms = lease_ms
+        self._archived_only = archived_only
         self._lock = threading.Lock()
         self._found: dict[str, Any] = {}
         self._found_s = 0.0
@@ -70,12 +71,12 @@ class SystemFacts:
                 {"name": name, "what": what, "entries": self._link.call("XLEN", name), "last": _last(self._link, name)}
                 for name, what in ((self._keys.runs, "run log"), (self._keys.dead, "dead letters"))
             ]
-        decision = decide(facts)
+        decision = decide(facts, archived_only=self._archived_only)
         if isinstance(decision, Cut):
             floor, why = decision.floor.decode(), f"{decision.because.kind} {decision.because.name} {decision.because.why}"
         else:
             floor, why = "", "; ".join(decision.problems) if isinstance(decision, Refused) else decision.why
-        span = facts.span
+        span, kept_for = facts.span, readers(facts, archived_only=self._archived_only)
         return [
             {
                 "name": self._keys.stream,
@@ -86,7 +87,7 @@ class SystemFacts:
                 "why": why,
                 "refused": isinstance(decision, Refused),
                 "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
-                "readers": [one._asdict() | {"keeps_from": one.keeps_from.decode()} for one in readers(facts)],
+                "readers": [one._asdict() | {"keeps_from": one.keeps_from.decode()} for one in kept_for],
                 "others": others,
             }
         ]

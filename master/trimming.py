@@ -93,6 +93,10 @@ class Trimming:
         """Remove the saved position of a group that is no more; whether there was one. One that lives notes it again."""
         return bool(self._link.call("HDEL", self._log_keys.groups, name))
 
+    def forget_archive(self) -> bool:
+        """Remove what the archive has noted; whether there was something. The next `usher audit archive` notes it again."""
+        return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
+
     def _group(self, facts: dict[bytes, object]) -> GroupNeeds:
         name = facts[b"name"]
         assert isinstance(name, bytes)

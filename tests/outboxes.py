@@ -14,7 +14,7 @@ import pytest
 
 from common.keys import LogKeys
 from common.outbox.database import open_engine, sa
-from common.outbox.log_consumer import Record
+from common.outbox.log_consumer import LogConsumer, Record
 from common.outbox.store import OutboxStore
 from common.outbox.writer import LogRecord, write_all
 from common.redis_client import Link
@@ -166,3 +166,30 @@ def add(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> Non
     """A handler: counts, adds up ``n``, and keeps the uids in order."""
     state["count"] = state.get("count", 0) + len(records)
     state["uids"] = state.get("uids", []) + [record.uid for record in records]
+
+
+@pytest.fixture
+def consumers(redis_url: str) -> Iterator[Callable[..., LogConsumer]]:
+    """Makes log consumers, and closes them."""
+    with contextlib.ExitStack() as stack:
+
+        def make(outbox: Outbox, name: str = "one", **options: Any) -> LogConsumer:
+            return stack.enter_context(LogConsumer(name, STREAM, outbox.engine, redis_url=redis_url, **options))
+
+        yield make
+
+
+def send(link: Link, *names: str) -> list[bytes]:
+    """Messages with these uids; "" is one without."""
+    return [link.call("XADD", STREAM, "*", "ticket_id", "T", *(("uid", name) if name else ()), "data", "{}") for name in names]
+
+
+def read_all(consumer: LogConsumer, handle: Any = add) -> None:
+    """All that is there now."""
+    while consumer.step(handle):
+        pass
+
+
+def noted_id(link: Link, name: str = "one") -> bytes:
+    """Up to where a log consumer has told those who trim."""
+    return bytes(link.call("HGET", LogKeys(STREAM).checkpoints, name)).split()[1]

@@ -21,11 +21,16 @@ redis.call('XLEN', KEYS[5])
 redis.call('XPENDING', stream, group) -- so does a missing group
 redis.call('HLEN', KEYS[4])
 
-local function has_uid(fields)
+-- An empty uid is none (common/message.py), and of several the first one counts.
+local function give_uid(fields, uid)
   for at = 1, #fields, 2 do
-    if fields[at] == 'uid' then return true end
+    if fields[at] == 'uid' then
+      if fields[at + 1] == '' then fields[at + 1] = uid end
+      return
+    end
   end
-  return false
+  fields[#fields + 1] = 'uid'
+  fields[#fields + 1] = uid
 end
 
 -- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A gathered message has the
@@ -38,9 +43,8 @@ local function add_again(head, fields)
   if fields[1] == 'usher_from' then
     local ms, number = end_of(stream)
     id_now = numbered(ms, number + 1)
-  elseif not has_uid(fields) then
-    fields[#fields + 1] = 'uid'
-    fields[#fields + 1] = id
+  else
+    give_uid(fields, id)
   end
   return {'ADDED', redis.call('XADD', stream, id_now, unpack(fields))}
 end

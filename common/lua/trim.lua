@@ -24,6 +24,8 @@ for at = 1, #noted, 2 do
   local id = string.match(noted[at + 1], '^%d+ (%d+%-%d+) ')
   if not id or is_above(floor, id) then return {'NEEDED', 'checkpoint ' .. noted[at]} end
 end
-local archived = redis.call('GET', KEYS[3])
-if (archived and is_above(floor, archived)) or (not archived and ARGV[3] == '1') then return {'NEEDED', 'archive'} end
+if ARGV[3] == '1' then
+  local archived = redis.call('GET', KEYS[3])
+  if not archived or is_above(floor, archived) then return {'NEEDED', 'archive'} end
+end
 return {'CUT', redis.call('XTRIM', KEYS[1], 'MINID', '~', floor, 'LIMIT', ARGV[2])}

@@ -13,7 +13,8 @@ It holds in these steps, and what goes wrong between two of them:
 ==============================================  ====================================================================================
 the application rolls back                      the row was never there: nothing is emitted
 the streamer dies before Redis has answered     the rows are still there and are sent (again)
-a reply of Redis is lost                        a new epoch first, so that the late command is refused; then the rows are sent again
+a reply of Redis is lost                        a new epoch first, so that the late command is refused; then the rows are sent again, in
+                                                smaller batches
 the streamer dies before rows are deleted       they are sent again: the same uid, one effect
 two streamers                                   one leads, by a lease in Redis; the script that adds entries asks for the epoch
 transactions commit out of id order             rows are deleted by their own ids; a lower one that becomes visible later is sent later

@@ -171,17 +171,18 @@ class LogConsumer:
         return len(entries)
 
     def state(self) -> tuple[bytes, dict[str, Any]]:
-        """(id of the last entry whose effects are stored, state), as SQL has them now."""
+        """(id of the last entry whose effects are stored, state), as SQL has them now: both of the same commit."""
         with sql_trouble("reading the state"), self._engine.begin() as sql:
-            at = self._read(sql)
-            return (at.last_id if at else ZERO), self._load(sql)
+            row = sql.execute(self._sql["checkpoint_and_state"], self._me).one_or_none()
+        return (ZERO, {}) if row is None else (row[0].encode(), _decoded(row[1]))
 
     def reset(self, last_id: bytes, state: dict[str, Any]) -> bytes:
         """Go on behind ``last_id`` with this state, as a reconciler found it right; where it really goes on from.
 
         That is the highest entry not above ``last_id`` that is in the stream, or the id just below the first entry. What is noted in Redis
-        while this is not committed is the lower of old and new, so that nobody trims in between, whatever becomes of the commit. What was
-        handled before may come again: the state must not contain it.
+        while this is not committed is the lower of old and new, so that nobody trims in between, whatever becomes of the commit, and under
+        a version of its own, so that who runs idle asks SQL even if we end here. What was handled before may come again: the state must
+        not contain it.
         """
         self._at = None
         place = self._log.place(last_id)
@@ -189,13 +190,14 @@ class LogConsumer:
         with sql_trouble("resetting"), self._engine.begin() as sql:
             sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
             at = self._read(sql)
-            moved = self._advance(sql, at, place, 0) if at else None
-            if at is None or moved is None:
+            meanwhile = self._advance(sql, at, place, 0) if at else None
+            moved = self._advance(sql, meanwhile, place, 0) if meanwhile else None
+            if at is None or meanwhile is None or moved is None:
                 raise SqlTrouble("this log consumer is running: stop it, then reset it")
             sql.execute(self._sql["forget"], self._me | {"number": moved.records})
             self._remember_all(sql, moved, handled)  # copies of them may come behind the place
             sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
-            self._log.note(self._name, at.version, min(at.last_id, place, key=rank), replace=True)
+            self._log.note(self._name, meanwhile.version, min(at.last_id, place, key=rank), replace=True)
         self._note(moved)
         event(log, "log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
         return place
@@ -247,8 +249,7 @@ class LogConsumer:
         return {row[0] for row in sql.execute(self._sql["remember"], self._me | {"uids": asked, "number": at.records})}
 
     def _load(self, sql: sa.Connection) -> dict[str, Any]:
-        stored = sql.scalar(self._sql["state"], self._me)
-        return {} if stored is None else dict(orjson.loads(stored))
+        return _decoded(sql.scalar(self._sql["state"], self._me))
 
     def _read(self, sql: sa.Connection) -> _Checkpoint | None:
         row = sql.execute(self._sql["checkpoint"], self._me).one_or_none()
@@ -292,6 +293,10 @@ class LogConsumer:
             if replace:
                 self._at = None
                 raise
+
+
+def _decoded(stored: str | None) -> dict[str, Any]:
+    return {} if stored is None else dict(orjson.loads(stored))
 
 
 def _record(entry: Entry) -> Record:

@@ -68,6 +68,11 @@ INSERT INTO checkpoints (name, stream, last_id) VALUES (:name, :stream, :last_id
 -- name: checkpoint
 SELECT last_id, version, records FROM checkpoints WHERE name = :name AND stream = :stream;
 
+-- name: checkpoint_and_state
+-- Both of one commit: two statements under READ COMMITTED would be two moments.
+SELECT c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND s.stream = c.stream
+WHERE c.name = :name AND c.stream = :stream;
+
 -- name: hold
 -- Locks the checkpoint until the transaction ends, in either dialect.
 UPDATE checkpoints SET version = version WHERE name = :name AND stream = :stream;

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class OutboxStore:
         self._row_bytes = row_bytes
         self._is_postgres = self._engine.dialect.name == "postgresql"
         self._asked: Any = None  # the driver's connection of the last batch or change
+        self._socket: socket.socket | None = None  # its socket, as a descriptor of our own; guarded by self._lock
+        self._lock = threading.Lock()
         self._queries = {name: sa.text(query) for name, query in queries(self._engine.dialect.name).items()}
 
     @property
@@ -58,7 +61,7 @@ class OutboxStore:
         with sql_trouble("reading the outbox"), self._engine.connect() as connection:
             if self._is_postgres:
                 connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-            self._asked = connection.connection.driver_connection
+            self._ask(connection)
             rows: list[Row] = []
             size = 0
             for row in connection.execute(self._queries["batch"], values):
@@ -72,13 +75,13 @@ class OutboxStore:
         """Delete these rows; those that are gone already are no error. Raises SqlTrouble."""
         if ids:
             with sql_trouble("removing what was sent"), self._engine.begin() as connection:
-                self._asked = connection.connection.driver_connection
+                self._ask(connection)
                 self._remove(connection, ids)
 
     def set_aside(self, refused: Sequence[tuple[int, str]]) -> None:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
         with sql_trouble("setting rows aside"), self._engine.begin() as connection:
-            self._asked = connection.connection.driver_connection
+            self._ask(connection)
             connection.execute(self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused])
             self._remove(connection, [row_id for row_id, _ in refused])
 
@@ -90,9 +93,9 @@ class OutboxStore:
 
     def interrupt(self) -> None:
         """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble."""
-        over = (AttributeError, OSError, self._engine.dialect.loaded_dbapi.Error)  # there is none, or it is closed
-        with contextlib.suppress(*over), socket.socket(fileno=os.dup(self._asked.fileno())) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+        with self._lock, contextlib.suppress(OSError):  # it is over already
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def bell(self) -> Bell | None:
         """What tells of commits; None where nothing does (SQLite, other drivers)."""
@@ -100,6 +103,22 @@ class OutboxStore:
 
     def close(self) -> None:
         self._engine.dispose()
+        self._keep_socket(None)
+
+    def _ask(self, connection: sa.Connection) -> None:
+        """Note who is asked now. A descriptor of our own stays what it is when the connection is closed and its number goes to another one."""
+        driver = connection.connection.driver_connection
+        if driver is not self._asked:
+            self._keep_socket(driver)
+
+    def _keep_socket(self, driver: Any) -> None:
+        over = (AttributeError, OSError, self._engine.dialect.loaded_dbapi.Error)  # there is none, or it is closed
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+            self._asked, self._socket = driver, None
+            with contextlib.suppress(*over):
+                self._socket = socket.socket(fileno=os.dup(driver.fileno()))
 
     def _remove(self, connection: sa.Connection, ids: Sequence[int]) -> None:
         values: Any = {"ids": list(ids)} if self._is_postgres else [{"id": row_id} for row_id in ids]

@@ -3,12 +3,17 @@
 Batch, not Structured Streaming: a stream id is already the offset, and one commit file with its range of ids says both what is in the
 archive and up to where it may be trimmed; a streaming checkpoint beside a sink's own log would say it twice.
 
-``entries``: stream, id, ms, seq, ticket, fields, raw (names and values exactly); ``runs``: one row per execution. After a commit the last id
-goes to Redis, that of the entries also to the stream's own key: the floor that ``usher trim --archived-only`` may not pass.
+``entries``: stream, id, ms, seq, ticket, fields, raw (names and values exactly); ``runs/group=...``: one row per execution, for each group has a
+run log of its own. After a commit the last id goes to Redis, that of the entries also to the stream's own key: the floor that ``usher trim
+--archived-only`` may not pass.
+
+Nothing is missing between two runs as long as the last archived entry is still in the stream: what is trimmed, or lost with Redis' memory, goes with
+everything before it. It is looked for after the reading, and ``usher trim`` keeps it.
 """
 
 from __future__ import annotations
 
+import shlex
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +29,7 @@ from common.keys import Keys, LogKeys
 from common.redis_client import CommandRefused, Link
 from common.stream_id import ZERO, after, rank
 from common.streams import pairs
-from master.audit.commits import Commit, DataSet
+from master.audit.commits import Commit, DataSet, spark_place
 
 _TOP = b"18446744073709551615-18446744073709551615"
 
@@ -65,7 +70,7 @@ class Archive:
 
     def _add(self, table: str, key: str, progress: Callable[[str], None]) -> Added:
         progress(f"archiving {table}")
-        data = DataSet(self._folder / table)
+        data = DataSet(table_folder(self._folder, table, self._keys.group))
         before = data.recover()
         floor = before.last.encode() if before else ZERO
         facts = self._stream(key)
@@ -76,7 +81,8 @@ class Archive:
             return Added(table, self._keys.stream, floor.decode(), floor.decode(), 0, "")
         number = before.number + 1 if before else 1
         rows = self._write(table, after(floor), last, data.staging(number))
-        gap = _gap(table, floor, facts, self._stream(key))  # after the reading: it may have been cut meanwhile
+        floor_is_there = floor != ZERO and bool(self._link.call("XRANGE", key, floor, floor))  # after the reading: it may have been cut meanwhile
+        gap = _gap(table, floor, facts, self._stream(key), floor_is_there)
         made = data.commit(Commit(number, self._keys.stream, floor.decode(), last.decode(), rows, gap))
         self._note(table, made.last.encode())
         return Added(table, made.stream, made.after, made.last, made.rows, gap)
@@ -87,8 +93,9 @@ class Archive:
         moment = F.col("ms") if table == "entries" else F.col("record_ms")
         # A hostile id may lie beyond the calendar.
         day = F.when(moment < 253_402_300_800_000, F.date_format(F.timestamp_millis(moment), "yyyy-MM-dd")).otherwise(F.lit("9999-12-31"))
-        rows.withColumn("date", day).write.partitionBy("date").parquet(staging.as_uri())
-        written = self._spark.read.schema(rows.schema).parquet(staging.as_uri())
+        place = spark_place(staging)
+        rows.withColumn("date", day).write.partitionBy("date").parquet(place)
+        written = self._spark.read.schema(rows.schema).parquet(place)
         return written.count()
 
     def _stream(self, key: str) -> dict[bytes, Any]:
@@ -107,6 +114,20 @@ class Archive:
                 self._link.call("SET", LogKeys(self._keys.stream).archived, last)
 
 
+def table_folder(folder: Path, table: str, group: str) -> Path:
+    """Where a table of one stream is. Raises StartRefused when a former version has archived the run log there, whosever it is."""
+    if table == "entries":
+        return folder / table
+    place = folder / table / f"group={urllib.parse.quote(group, safe='')}"
+    if (folder / table / "_commits").exists():
+        old, kept, new = (shlex.quote(str(one)) for one in (place.parent, f"{place.parent}.old", place))
+        raise StartRefused(
+            f"the run log in {place.parent} was archived by an older version, which did not tell groups apart. If only group {group} was archived: "
+            f"mv {old} {kept} && mkdir {old} && mv {kept} {new}; else move it away, or give another folder (--to)"
+        )
+    return place
+
+
 def _refuse_other(table: str, before: Commit | None, last: bytes, keys: Keys) -> None:
     """Raises StartRefused when the stream is not the one that this archive is of."""
     if before is not None and rank(last) < rank(before.last.encode()):
@@ -116,12 +137,20 @@ def _refuse_other(table: str, before: Commit | None, last: bytes, keys: Keys) ->
         )
 
 
-def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any]) -> str:
+def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any], floor_is_there: bool) -> str:
     """What may be missing behind ``floor``, as a sentence, or ""."""
-    deleted = now.get(b"max-deleted-entry-id")
-    if deleted is not None:
-        lost = rank(deleted) > rank(floor)
-    else:  # before Redis 7.0 only what goes while we read can be seen
-        first = before[b"first-entry"]
-        lost, deleted = first is not None and (now.get(b"first-entry") or [_TOP])[0] != first[0], first[0] if first else ZERO
-    return f"{table} from {after(floor).decode()} to {deleted.decode()} were deleted, maybe before they were archived" if lost else ""
+    first, deleted = _first(now), now.get(b"max-deleted-entry-id")
+    since = f"{table} from {after(floor).decode()}"
+    if floor != ZERO and not floor_is_there:
+        return f"{since} to before {first.decode()} may be missing: the last one that was archived is gone, and maybe what followed it"
+    if deleted is not None and rank(deleted) > rank(floor):
+        return f"{since} to {deleted.decode()} were deleted, maybe before they were archived"
+    # Before Redis 7.0 nobody counts what a stream has lost: then only what goes while we read can be seen.
+    lost = now[b"entries-added"] > now[b"length"] if b"entries-added" in now else first != _first(before)
+    return f"{table} before {first.decode()} are missing: they were cut before they were archived" if floor == ZERO and lost else ""
+
+
+def _first(facts: dict[bytes, Any]) -> bytes:
+    """The first entry, or where the next one will be."""
+    found: bytes = (facts.get(b"first-entry") or [after(facts.get(b"last-generated-id", _TOP))])[0]
+    return found

@@ -60,17 +60,31 @@ class DataSet:
 
     def last(self) -> Commit | None:
         """The last commit."""
-        numbers = [int(file.stem) for file in self._commits.glob("*.json") if file.stem.isdecimal()]
-        if not numbers:
-            return None
-        file = self._commits / f"{max(numbers)}.json"
+        numbers = self._numbers()
+        return self._read(numbers[-1]) if numbers else None
+
+    def gaps(self) -> list[Commit]:
+        """Commits before which something may be missing, in order. Raises StartRefused when a commit cannot be read."""
+        return [commit for commit in map(self._read, self._numbers()) if commit.gap]
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(file.stem) for file in self._commits.glob("*.json") if file.stem.isdecimal())
+
+    def _read(self, number: int) -> Commit:
+        file = self._commits / f"{number}.json"
         try:
             told = json.loads(file.read_bytes())
-            return Commit(**{**told, "files": tuple(told["files"])})
+            commit = Commit(**{**told, "files": tuple(told["files"])})
         except (OSError, ValueError, TypeError, KeyError) as unreadable:
             raise StartRefused(
-                f"the archive's last commit {file} cannot be read ({unreadable}); put it back from a copy, or begin a new archive in another folder"
+                f"the archive's commit {file} cannot be read ({unreadable}); put it back from a copy, or begin a new archive in another folder"
             ) from unreadable
+        if commit.rows and not commit.files:
+            raise StartRefused(
+                f"the archive's commit {file} has {commit.rows:,} rows and no file of them: an older version lost them where a name had to be "
+                "written with a %; begin a new archive in another folder"
+            )
+        return commit
 
     def staging(self, number: int) -> Path:
         """Where Spark writes commit ``number``; it does not exist yet."""
@@ -78,10 +92,12 @@ class DataSet:
         return self._staging / str(number)
 
     def commit(self, wanted: Commit) -> Commit:
-        """Make what lies in staging part of the table."""
+        """Make what lies in staging part of the table. Raises StartRefused when there are rows, and no file has them."""
         staged = self.staging(wanted.number)
         files = tuple(sorted(str(file.relative_to(staged)) for file in staged.rglob("*.parquet"))) if staged.is_dir() else ()
         made = replace(wanted, files=files)
+        if wanted.rows and not files:
+            raise StartRefused(f"Spark has told of {wanted.rows:,} rows, and there is no file of them in {staged}")
         for name in files:  # after this commit their entries may be trimmed
             _sync(staged / name)
         self._commits.mkdir(parents=True, exist_ok=True)
@@ -111,6 +127,11 @@ class DataSet:
         """Where a staged file ends up."""
         staged = Path(name)
         return self.folder / staged.parent / f"{number:08d}-{staged.name}"
+
+
+def spark_place(folder: Path) -> str:
+    """An absolute folder for Spark, which takes a URI's path as it is written: in one of ``Path.as_uri`` a space would become a %20 on disk."""
+    return f"file://{folder}"
 
 
 @contextlib.contextmanager

@@ -25,6 +25,9 @@ _SCHEMA = pa.schema([pa.field("key_ticket", pa.string()), pa.field("key_uid", pa
 _PAGE = 10_000
 #: As the sink stores what is no plain short text (consumer/sinks/tables.py).
 _LONGEST_TEXT, _DIGEST = 256, "sha256:"
+#: What a message's uid is (common/message.py, consumer/context.py): an empty one is none. usher_from: source id, a number, source.
+_UID = "coalesce(nullif(fields['uid'], ''), id)"
+_GATHERED_UID = "concat(split(fields['usher_from'], ' ', 3)[2], '/', coalesce(nullif(fields['uid'], ''), split(fields['usher_from'], ' ', 3)[0]))"
 _UIDS = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
 
 
@@ -72,16 +75,17 @@ def oldest_s(url: str, sink: str) -> int | None:
     return None if found is None else int(found)
 
 
-def check_stored(runs: DataFrame, entries: DataFrame, url: str, sink: str, tolerance_ms: int, suspects: Suspects) -> str:
-    """Suspects: done, and no effect. What cannot be said, as a sentence, or "". Raises StartRefused."""
+def check_stored(
+    runs: DataFrame, entries: DataFrame, url: str, sink: str, tolerance_ms: int, suspects: Suspects, *, is_gathered: bool = False
+) -> str:
+    """Suspects: done, and no effect. What cannot be said, as a sentence, or "". ``is_gathered``: of a work stream. Raises StartRefused."""
     if oldest_s(url, sink) is None:
         return f"the sink {sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL, USHER_AUDIT_SINK_NAME)"
     spark = runs.sparkSession
     spark.dataSource.register(SqlEffects)
     stored = spark.read.format("sql_effects").options(url=url, sink=sink).load()
     done = runs.filter(F.col("outcome") == DONE).groupBy("stream", "id", "ms", "seq", "ticket").agg(F.min("record_ms").alias("noted"))
-    uid = F.coalesce(F.col("fields")["uid"], F.col("id"))
-    told = done.join(entries.select("stream", "id", uid.alias("uid")), ["stream", "id"])
+    told = done.join(entries.select("stream", "id", F.expr(_GATHERED_UID if is_gathered else _UID).alias("uid")), ["stream", "id"])
     told = told.filter(~F.concat("ticket", "uid").contains("\ufffd"))  # was no UTF-8: the bytes are not known any more
     told = told.withColumns({"key_ticket": _stored_as("ticket"), "key_uid": _stored_as("uid")})
     missing = told.join(stored, ["key_ticket", "key_uid"], "left_anti").persist()

@@ -22,6 +22,7 @@ from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.log import redacted
 from common.redis_client import CommandRefused, Link
+from common.sources import SCOPED_TICKET_FIELD
 from master.audit import pending_proof, run_proof, snapshot
 from master.audit.bulk import BulkReader, Interrupted
 from master.audit.facts import StreamFacts, unproven
@@ -140,7 +141,10 @@ class Audit:
             raise StartRefused("USHER_AUDIT_SINK_URL needs SQLAlchemy: pip install 'usher-streams[sql]'") from missing
         self._progress("looking for effects in the sink")
         plan = self._plan
-        told = effects.check_stored(runs, self._read("redis_stream"), plan.sink_url, plan.sink, plan.limits.clocks_ms, self._suspects)
+        told = effects.check_stored(
+            runs, self._read("redis_stream"), plan.sink_url, plan.sink, plan.limits.clocks_ms, self._suspects,
+            is_gathered=plan.ticket_field == SCOPED_TICKET_FIELD.decode(),
+        )  # fmt: skip
         self._open += [told] if told else []
 
     def _floor_now(self, facts: StreamFacts) -> StreamFacts:

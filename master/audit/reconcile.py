@@ -18,7 +18,9 @@ from typing import Any
 import orjson
 
 from common.errors import StartRefused
+from common.outbox.sql_files import queries
 from common.stream_id import rank
+from master.audit.commits import spark_place
 
 _SCALE = 9
 
@@ -108,12 +110,12 @@ def totals_of_archive(spark: Any, entries: Path, value: str, kind: str, states: 
     """
     from pyspark.sql import functions as F
 
-    rows = spark.read.parquet(entries.as_uri())
+    rows = spark.read.parquet(spark_place(entries))
     if kind:
         rows = rows.filter(F.col("fields")["object"] == kind)
     field, _, inside = value.partition(".")
     raw = F.get_json_object(F.col("fields")[field], f"$.{inside}") if inside else F.col("fields")[field]
-    uid = F.coalesce(F.col("fields")["uid"], F.col("id"))
+    uid = F.expr("coalesce(nullif(fields['uid'], ''), id)")  # an empty one is none
     amount = F.expr(f"try_cast(amount as decimal(38,{_SCALE}))")
     first = F.min(F.struct("ms", "seq", "amount"))
     once = rows.select(uid.alias("uid"), "ms", "seq", raw.alias("amount")).groupBy("uid").agg(first.alias("first")).select("first.*")
@@ -127,11 +129,15 @@ def totals_of_archive(spark: Any, entries: Path, value: str, kind: str, states: 
 
 
 def total_of_query(url: str, query: str) -> Decimal:
-    """The one number that a query answers. Raises StartRefused."""
+    """The one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that database: they are in the query's data,
+    and in no log consumer's, who would count them once more."""
     import sqlalchemy as sa
 
     with _connected(url, "--source-url") as sql:
         number = number_of(sql.execute(sa.text(query)).scalar() or 0)
+        staged = sql.scalar(sa.text("SELECT count(*) FROM staged_log_records")) if sa.inspect(sql).has_table("staged_log_records") else 0
+    if staged:
+        raise StartRefused(f"--source-url: {staged:,} rows of its outbox are not in the stream yet: let `usher streamer` send them, and try again")
     if number is None:
         raise StartRefused("--source-query must answer one number, for example: SELECT sum(distance) FROM rides")
     return number
@@ -154,10 +160,7 @@ def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
         )
         if moved.rowcount != 1:
             return False
-        sql.execute(
-            sa.text("UPDATE consumer_states SET state = :state WHERE name = :name AND stream = :stream"),
-            {"state": new, "name": state.name, "stream": state.stream},
-        )
+        sql.execute(sa.text(queries(sql.dialect.name)["store_state"]), {"name": state.name, "stream": state.stream, "state": new})
     return True
 
 

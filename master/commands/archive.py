@@ -47,7 +47,8 @@ def _spark(settings: AuditSettings) -> Iterator[Any]:
 @click.command(
     help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill run it again.
 
-    The last archived ids are noted in Redis as the floor of trimming."""
+    The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was cut before it was archived
+    (column gap)."""
 )
 @_TO
 @_JSON
@@ -143,9 +144,13 @@ def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, 
         with _spark(settings) as (spark, tell):
             tell("summing")
             wanted: list[Any] = reconciler.totals_of_archive(spark, data.folder, source["value"], source["kind"], states)
+        gaps = data.gaps()
     why = [""] * len(states)
     for at, state in enumerate(states):
-        if rank(state.last_id.encode()) > rank(last.last.encode()):
+        gap = next((one.gap for one in gaps if rank(state.last_id.encode()) > rank(one.after.encode())), "")
+        if gap:
+            wanted[at], why[at] = None, f"the archive has a gap: {gap}; compare with --source-query"
+        elif rank(state.last_id.encode()) > rank(last.last.encode()):
             wanted[at], why[at] = None, f"the archive ends at {last.last}, before its checkpoint"
     return wanted, why
 
@@ -157,12 +162,13 @@ def _from_query(settings: AuditSettings, states: list[Any], source: dict[str, An
 
     url = near(resolve_redis_url(settings), settings.streams[0])
     check_reachable(url)
+    # Before the stream: what the query has seen is in the stream by then, or the outbox had it still.
+    total = reconciler.total_of_query(source["source_url"], source["source_query"])
     link = Link(url, "usher:reconcile")
     try:
         span = TicketStream(link, Keys(settings.streams[0], settings.group)).span()
     finally:
         link.close()
-    total = reconciler.total_of_query(source["source_url"], source["source_query"])
     wanted: list[Any] = [total] * len(states)
     why = [""] * len(states)
     for at, state in enumerate(states):

@@ -19,7 +19,7 @@ from common.keys import Keys
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.settings import CommonSettings, load, options
 from master.commands.looking import console, print_json, table
-from master.policy.trim import Cut, Nothing, Refused, StreamFacts, decide, readers
+from master.policy.trim import Cut, Nothing, Reader, Refused, StreamFacts, decide, readers
 from master.trimming import COUNTED, StillNeeded, Trimming
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -27,7 +27,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @click.command(
     help="Show who reads the ticket stream, how far everybody is, and what could go; --apply cuts it. Never cut: what a group has unread or "
-    "pending, what lies behind a log consumer's checkpoint, and what is not archived where an archive is kept. Exit code 1: a reader is lost, "
+    "pending, what lies behind a log consumer's checkpoint, and with --archived-only what is not archived. Exit code 1: a reader is lost, "
     "and nothing is cut before somebody has looked."
 )
 @click.option("--apply", is_flag=True, help="Cut. Without it nothing is changed.")
@@ -35,9 +35,10 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 @click.option("--keep", metavar="DURATION", help="Keep what is younger than this, e.g. 90m, 24h, 7d.")
 @click.option("--forget", metavar="NAME", help="Remove the checkpoint of a log consumer that is no more, and end.")
 @click.option("--forget-group", metavar="NAME", help="Remove the saved position of a group that is no more, and end.")
+@click.option("--forget-archive", is_flag=True, help="Remove what `usher audit archive` has noted, when no archive is kept any more, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
-def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | None, as_json: bool, **forget: str | None) -> None:
+def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | None, as_json: bool, **forget: Any) -> None:
     keep_s = None if keep is None else duration_s(keep)
     with _trimming(flags) as (trimming, settings):
         if any(forget.values()):
@@ -49,7 +50,7 @@ def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | No
         cut, trouble = 0, ""
         if apply and isinstance(decision, Cut) and would:
             cut, trouble = _cut(trimming, decision, archived_only, would)
-    document = _document(settings.one_stream, facts, decision, would, cut if apply else None, trouble)
+    document = _document(settings.one_stream, facts, readers(facts, archived_only=archived_only), decision, would, cut if apply else None, trouble)
     if as_json:
         print_json(document)
     else:
@@ -81,8 +82,11 @@ def _trimming(flags: dict[str, Any]) -> Iterator[tuple[Trimming, CommonSettings]
         link.close()
 
 
-def _forget(trimming: Trimming, forget: str | None, forget_group: str | None) -> int:
+def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, forget_archive: bool) -> int:
     found = True
+    if forget_archive:
+        found = trimming.forget_archive()
+        click.echo("the archive is forgotten" if found else "usher: no archive is noted for this stream", err=not found)
     for name, what, do in ((forget, "checkpoint", trimming.forget), (forget_group, "saved position of group", trimming.forget_group)):
         if name and do(name):
             click.echo(f"{what} {name} is forgotten: entries are no longer kept for it")
@@ -108,12 +112,14 @@ def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> 
     return cut, ""
 
 
-def _document(stream: str, facts: StreamFacts, decision: Cut | Nothing | Refused, would: int, cut: int | None, trouble: str) -> dict[str, Any]:
+def _document(
+    stream: str, facts: StreamFacts, kept_for: list[Reader], decision: Cut | Nothing | Refused, would: int, cut: int | None, trouble: str
+) -> dict[str, Any]:
     """``cut`` None: it was a dry run."""
     now_ms = time.time_ns() // 1_000_000
     noted = {one.name: one.noted_ms for one in facts.checkpoints}
     rows = []
-    for reader in readers(facts):
+    for reader in kept_for:
         age_s = round((now_ms - noted[reader.name]) / 1000, 1) if reader.kind == "checkpoint" else None
         rows.append({"kind": reader.kind, "name": reader.name, "keeps_from": reader.keeps_from.decode(), "why": reader.why, "noted_s_ago": age_s})
     span = facts.span

@@ -1,7 +1,7 @@
 """What may be cut off the beginning of a stream, and why. Pure: facts in, a named decision out.
 
 An entry goes only when nobody needs it: no group (neither unread nor pending, nor what it would read again if it were lost now), no log
-consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, where an archive is kept, only what is in it.
+consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, if that is asked for, only what is archived.
 A reader that is lost stops everything until somebody has looked: a group is made again by its readers, a checkpoint is reset, or it is
 forgotten.
 """
@@ -76,12 +76,12 @@ class Refused(NamedTuple):
     problems: tuple[str, ...]
 
 
-def readers(facts: StreamFacts) -> list[Reader]:
-    """Everybody whom the stream is kept for, the neediest first."""
+def readers(facts: StreamFacts, *, archived_only: bool = False) -> list[Reader]:
+    """Everybody whom the stream is kept for, the neediest first; with ``archived_only`` the archive too."""
     found = [_group(group) for group in facts.groups]
     found += [_checkpoint(one.name, one.last_id, facts.span) for one in facts.checkpoints if one.last_id is not None]
     found += [Reader("saved position", one.group, one.keeps_from, "would begin here again if it were lost") for one in facts.saved]
-    if facts.archived is not None:
+    if archived_only and facts.archived is not None:
         found.append(Reader("archive", "archived", facts.archived, "is archived up to here"))
     return sorted(found, key=lambda reader: rank(reader.keeps_from))
 
@@ -90,10 +90,10 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
     """``archived_only``: cut only what is archived, so nothing without an archive. ``before``: an id from which on all is kept in any case."""
     if facts.span is None or facts.span.first is None:
         return Nothing("the stream is empty")
-    problems = _lost(facts, facts.span)
+    problems = _lost(facts, facts.span, archived_only)
     if problems:
         return Refused(tuple(problems))
-    needy = readers(facts)
+    needy = readers(facts, archived_only=archived_only)
     if not any(reader.kind != "archive" for reader in needy):
         return Nothing("nobody reads this stream: no group and no checkpoint says what is needed")
     if archived_only and facts.archived is None:
@@ -117,7 +117,7 @@ def _checkpoint(name: str, last_id: bytes, span: Span | None) -> Reader:
     return Reader("checkpoint", name, last_id, "has read nothing yet" if begins else "has stored effects up to here")
 
 
-def _lost(facts: StreamFacts, span: Span) -> list[str]:
+def _lost(facts: StreamFacts, span: Span, archived_only: bool) -> list[str]:
     there = {group.name for group in facts.groups}
     problems = [
         f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master), which make it again, and "
@@ -138,7 +138,10 @@ def _lost(facts: StreamFacts, span: Span) -> list[str]:
                 f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}: somebody else has cut what it had "
                 f"not read; reset this log consumer, or `usher trim --forget {one.name}` if it is no more"
             )
-    if facts.archived is not None and rank(facts.archived) > rank(span.last_generated):
+    if archived_only and facts.archived is not None and rank(facts.archived) > rank(span.last_generated):
         last = span.last_generated.decode()
-        problems.append(f"the archive is at {facts.archived.decode()}, above the stream's last id {last}: it is of another stream")
+        problems.append(
+            f"the archive is at {facts.archived.decode()}, above the stream's last id {last}: it is of another stream; archive this one into another "
+            f"folder, or `usher trim --forget-archive`"
+        )
     return problems

@@ -87,7 +87,7 @@ def run(url: str, folder: Path, step: int) -> int:
 
 def visible(folder: Path, table: str) -> list[str]:
     """Ids that a reader of the archive sees."""
-    place = folder / f"stream-{STREAM}" / table
+    place = folder / f"stream-{STREAM}" / (table if table == "entries" else f"{table}/group={GROUP}")
     if not list(place.glob("date=*/*.parquet")):
         return []
     return sorted(ds.dataset(place, format="parquet").to_table(columns=["id"])["id"].to_pylist(), key=lambda told: rank(told.encode()))

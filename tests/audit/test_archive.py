@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import pytest
 from common.cli import run
 from common.errors import StartRefused
 from common.keys import LogKeys
+from common.outbox.database import migrate, open_engine
 from common.redis_client import Link
 from tests.audit.seeding import GROUP, Seeder
 from tests.process.machine import USHER
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-def archived(spark: SparkSession, url: str, folder: Path, stream: str = "s") -> list[Added]:
+def archived(spark: SparkSession, url: str, folder: Path, stream: str = "s", group: str = GROUP) -> list[Added]:
     from common.keys import Keys
     from master.audit.archive import Archive
 
-    return Archive(spark, url, Keys(stream, GROUP), "ticket_id", folder).add()
+    return Archive(spark, url, Keys(stream, group), "ticket_id", folder).add()
 
 
 def ids_of(spark: SparkSession, folder: Path, table: str = "entries") -> list[str]:
@@ -133,23 +135,100 @@ def test_a_stream_that_begins_anew_is_refused_and_the_archive_stays(spark: Spark
     assert ids_of(spark, tmp_path) == ["5-1"]
 
 
+def test_what_was_gone_before_it_could_be_archived_is_told(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+    """A stream that was deleted and goes on with higher ids, and a run log that was capped."""
+    seeder = Seeder(link, "s")
+    seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
+    seeder.ran("c1:1", ("1-1", "a", 5, 1, 2), record="5-1")
+    assert not any(one.gap for one in archived(spark, redis_url, tmp_path))
+    seeder.add(("6-1", "a"))
+    link.call("DEL", "s")
+    seeder.add(("7-1", "a"))
+    for n in (6, 7):
+        link.call("XADD", seeder.keys.runs, "MAXLEN", 1, f"{n}-1", "x", "y")
+    told = {one.table: one.gap for one in archived(spark, redis_url, tmp_path)}
+    assert told["entries"].startswith("entries from 5-2 to before 7-1 may be missing")
+    assert told["runs"].startswith("runs from 5-2 to before 7-1 may be missing")
+
+
+def test_where_an_archive_begins_is_told_by_servers_that_count(spark: SparkSession, valkey_url: str, tmp_path: Path) -> None:
+    link = Link(valkey_url, "test")
+    seeder = Seeder(link, "s")
+    seeder.add(*((f"{n}-1", "a") for n in range(1, 4)))
+    for n in (1, 2):
+        link.call("XADD", seeder.keys.runs, "MAXLEN", 1, f"{n}-1", "x", "y")
+    link.call("XTRIM", "s", "MINID", "2-1")
+    told = {one.table: one.gap for one in archived(spark, valkey_url, tmp_path)}
+    assert told == {table: f"{table} before 2-1 are missing: they were cut before they were archived" for table in ("entries", "runs")}
+    seeder.add(("4-1", "a"))
+    assert not any(one.gap for one in archived(spark, valkey_url, tmp_path)), "it was told, and nothing is missing since"
+    link.close()
+
+
+def test_any_name_of_a_stream_and_a_folder_will_do(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+    Seeder(link, "tickets:1 %{t}").add(("1-1", "a"), ("2-1", "a"))
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "ä folder%20"
+    [_, entries] = archived(spark, redis_url, folder, "tickets:1 %{t}")
+    [written] = folder.glob("stream-tickets*")
+    assert entries.rows == len(pq.ParquetDataset(written / "entries").read()) == 2
+
+
+def test_each_group_has_a_run_log_of_its_own(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group, records in ((GROUP, ("2-1", "4-1")), ("other %", ("1-1", "3-1"))):
+        monkeypatch.setattr("tests.audit.seeding.GROUP", group)
+        seeder = Seeder(link, "s")
+        for record in records:
+            seeder.ran("c1:1", (record, "a", 5, 1, 2), record=record)
+        [runs, _] = archived(spark, redis_url, tmp_path, group=group)
+        assert (runs.table, runs.rows, runs.last) == ("runs", 2, records[-1])
+    found = {(row.group, row.id) for row in spark.read.parquet(str(tmp_path / "stream-s" / "runs")).select("group", "id").collect()}
+    assert found == {(GROUP, "2-1"), (GROUP, "4-1"), ("other %", "1-1"), ("other %", "3-1")}
+
+
+def test_a_run_log_that_was_archived_before_groups_were_told_apart_is_refused_with_a_way_out_that_works(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    seeder = Seeder(link, "s")
+    seeder.ran("c1:1", ("1-1", "a", 5, 1, 2), record="1-1")
+    folder = tmp_path / "an archive"
+    archived(spark, redis_url, folder)
+    place = folder / "stream-s" / "runs"
+    (place / f"group={GROUP}").rename(tmp_path / "runs")
+    place.rmdir()
+    (tmp_path / "runs").rename(place)  # as it was
+    seeder.ran("c1:1", ("2-1", "a", 5, 1, 2), record="2-1")
+    with pytest.raises(StartRefused, match="did not tell groups apart") as refused:
+        archived(spark, redis_url, folder)
+    subprocess.run(["sh", "-c", str(refused.value).partition("was archived: ")[2].partition(";")[0]], check=True)
+    [runs, _] = archived(spark, redis_url, folder)
+    assert (runs.after, runs.rows, runs.gap) == ("1-1", 1, "")
+    assert ids_of(spark, folder, "runs") == ["1-1", "2-1"]
+
+
 def _states(path: Path, *consumers: tuple[str, str, str]) -> str:
-    """The outbox' tables with these (name, last id, state)."""
+    """The outbox' tables with these (name, last id, state); without a state there is no row of it."""
+    url = f"sqlite:///{path}"
+    engine = open_engine(url, "test")
+    migrate(engine)
+    engine.dispose()
     with sqlite3.connect(path) as sql:
-        sql.execute("CREATE TABLE checkpoints (name TEXT, stream TEXT, last_id TEXT, version INTEGER NOT NULL DEFAULT 0)")
-        sql.execute("CREATE TABLE consumer_states (name TEXT, stream TEXT, state TEXT)")
         for name, last_id, state in consumers:
             sql.execute("INSERT INTO checkpoints (name, stream, last_id) VALUES (?, 's', ?)", (name, last_id))
-            sql.execute("INSERT INTO consumer_states VALUES (?, 's', ?)", (name, state))
+            if state:
+                sql.execute("INSERT INTO consumer_states VALUES (?, 's', ?)", (name, state))
     sql.close()
-    return f"sqlite:///{path}"
+    return url
 
 
 @pytest.fixture
 def rides(link: Link) -> None:
-    """Rides of 10, 20.5 and 30; the second one was sent twice."""
+    """Rides of 10, 20.5 and twice 15; the second one was sent twice, the last ones have an empty uid, which is none."""
     seeder = Seeder(link, "s")
-    for entry_id, uid, distance in (("1-1", "r1", 10), ("2-1", "r2", 20.5), ("2-2", "r2", 20.5), ("3-1", "r3", 30)):
+    for entry_id, uid, distance in (("1-1", "r1", 10), ("2-1", "r2", 20.5), ("2-2", "r2", 20.5), ("3-0", "", 15), ("3-1", "", 15)):
         link.call("XADD", "s", entry_id, "ticket_id", "a", "uid", uid, "object", "ride", "data", orjson.dumps({"distance": distance}))
     link.call("XADD", "s", "4-1", "ticket_id", "a", "uid", "x", "object", "other", "data", b'{"distance": 99}')
     del seeder
@@ -183,6 +262,7 @@ def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked
     reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]], tmp_path: Path
 ) -> None:
     states = [("right", "3-1", '{"total": 60.5}'), ("behind", "2-1", '{"total": 30.5}'), ("wrong", "4-1", '{"total": 81, "n": 4}')]
+    states.append(("without", "1-1", ""))
     url = _states(tmp_path / "s.db", *states)
     words = ("--states-url", url, "--value", "data.distance", "--object", "ride")
     code, found = reconcile(*words)
@@ -191,15 +271,37 @@ def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked
         "right": (60.5, "3-1", True),
         "behind": (30.5, "2-1", True),
         "wrong": (60.5, "4-1", False),
+        "without": (10, "1-1", False),
     }
     assert reconcile(*words)[0] == 1, "the dry run wrote nothing"
     code, found = reconcile(*words, "--apply")
-    assert (code, found["wrong"]["applied"]) == (0, True)
+    assert (code, found["wrong"]["applied"], found["without"]["applied"]) == (0, True, True)
     code, found = reconcile(*words)
-    assert (code, found["wrong"]["has"]) == (0, 60.5)
+    assert (code, found["wrong"]["has"], found["without"]["has"]) == (0, 60.5, 10), "also where there was no row"
     with sqlite3.connect(tmp_path / "s.db") as sql:
         assert sql.execute("SELECT state FROM consumer_states WHERE name = 'wrong'").fetchone() == ('{"total":60.5,"n":4}',)
         assert sql.execute("SELECT version FROM checkpoints WHERE name = 'wrong'").fetchone() == (1,), "a consumer that runs reads its state again"
+    sql.close()
+
+
+def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
+    reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]], tmp_path: Path, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = _states(tmp_path / "s.db", ("before", "4-1", '{"total": 1}'), ("behind", "6-1", '{"total": 60.5}'))
+    words = ["--states-url", url, "--value", "data.distance", "--object", "ride"]
+    reconcile(*words)
+    link.call("XADD", "s", "5-1", "ticket_id", "a", "uid", "r5", "object", "ride", "data", b'{"distance": 7}')
+    link.call("XADD", "s", "6-1", "ticket_id", "a", "object", "other")
+    link.call("XTRIM", "s", "MINID", "6-1")
+    assert _exit(["audit", "archive", "--json"]) == 1
+    link.call("XADD", "s", "7-1", "ticket_id", "a", "object", "other")
+    assert _exit(["audit", "archive", "--json"]) == 0, "the last commit has none"
+    capsys.readouterr()
+    code, found = reconcile(*words, "--apply")
+    assert (code, found["before"]["applied"], found["behind"]["applied"]) == (1, True, None)
+    assert "the archive has a gap: entries from 4-2 to before 6-1 may be missing" in str(found["behind"]["why"])
+    with sqlite3.connect(tmp_path / "s.db") as sql:
+        assert sql.execute("SELECT state FROM consumer_states ORDER BY name").fetchall() == [('{"total":60.5}',), ('{"total": 60.5}',)]
     sql.close()
 
 
@@ -212,6 +314,44 @@ def test_a_query_is_compared_with_consumers_that_are_at_the_end(
     assert code == 1
     assert found["there"]["agrees"]
     assert found["behind"]["why"] == "it is at 2-1, the stream at 4-1: compare when it is at the end"
+
+
+@pytest.fixture
+def compared(link: Link, settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """``usher audit reconcile --apply`` of a consumer that is at the end with the rides of a shop and its outbox: exit code."""
+    monkeypatch.setenv("USHER_TICKET_STREAM", "s")
+    link.call("XADD", "s", "4-1", "ticket_id", "a")
+    states, shop = _states(tmp_path / "s.db", ("there", "4-1", '{"total": 1}')), _states(tmp_path / "shop.db")
+    words = ["--states-url", states, "--value", "-", "--source-url", shop, "--source-query", "SELECT 10", "--apply"]
+    return lambda: _exit(["audit", "reconcile", *words])
+
+
+def test_a_query_that_sees_what_the_outbox_still_holds_is_refused(
+    compared: Callable[[], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sqlite3.connect(tmp_path / "shop.db") as sql:
+        sql.execute("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('a', 'create', 'ride')")
+    assert compared() == 2
+    assert "1 rows of its outbox are not in the stream yet: let `usher streamer` send them" in " ".join(capsys.readouterr().err.split())
+    with sqlite3.connect(tmp_path / "shop.db") as sql:
+        sql.execute("DELETE FROM staged_log_records")
+    sql.close()
+    assert compared() == 0
+
+
+def test_what_comes_into_the_stream_while_a_query_runs_is_not_counted_twice(
+    compared: Callable[[], int], link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from master.audit import reconcile
+
+    asked = reconcile.total_of_query
+
+    def while_one_comes(url: str, query: str) -> Decimal:
+        link.call("XADD", "s", "5-1", "ticket_id", "a")
+        return asked(url, query)
+
+    monkeypatch.setattr(reconcile, "total_of_query", while_one_comes)
+    assert compared() == 1, "the consumer has not seen it yet, and the query has"
 
 
 def test_without_an_archive_the_way_out_is_named(settings: dict[str, str], link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from common.clock import now_s
 from common.errors import StartRefused
 from common.redis_client import Link
+from consumer.context import OwnLease, message_type
 from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
 
 pytest.importorskip("sqlalchemy", reason="pip install 'usher-streams[sql]'")
@@ -36,7 +38,7 @@ def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     sink = SqlSink(url)
     sink.create_tables()
-    for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4")):
+    for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4"), Done("d", "6-2")):
         with sink.transaction(done):
             pass
     with sqlite3.connect(tmp_path / "shop.db") as sql:
@@ -44,16 +46,43 @@ def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link
     sql.close()
     seeder = Seeder(link, "s")
     sent = (("1-1", "a"), ("2-1", "a", "order-2"), ("3-1", "a", _LONG), ("4-1", "a", "order-4"), ("5-1", "a", "failed"), ("6-1", "c"))
-    for entry_id, ticket, *uid in (*sent, ("7-1", "old", "pruned")):
+    for entry_id, ticket, *uid in (*sent, ("6-2", "d", ""), ("7-1", "old", "pruned")):  # an empty uid is none
         link.call("XADD", "s", entry_id, "ticket_id", ticket, *(["uid", *uid] if uid else []))
     seeder.read()
-    seeder.over(*(f"{n}-1" for n in range(1, 8)))
+    seeder.over(*(f"{n}-1" for n in range(1, 8)), "6-2")
     two_hours_ago = int(time.time() - 7200) * 1000
     seeder.ran("c1:1", ("7-1", "old", 5, 1, 2), record=f"{two_hours_ago}-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 5, n * 10, n * 10 + 5) for n in range(1, 5)), ("5-1", "a", 5, 60, 70, "gave_up"), ("6-1", "c", 5, 1, 2))
+    seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
     report = Audit(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], "of another ticket; of none"
+
+
+def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSession, tmp_path: Path) -> None:
+    from master.audit.effects import check_stored
+    from master.audit.suspects import Suspects
+
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    sink = SqlSink(url)
+    sink.create_tables()
+    sent = {"1-1": ("7-1", ""), "2-1": ("8-1", "order-8"), "3-1": ("9-1", "order-9")}
+    make = message_type("usher:{g}", is_gathered=True)
+    for entry_id, (source_id, uid) in list(sent.items())[:2]:
+        flat = [b"usher_from", f"{source_id} 7 a shop".encode(), b"usher_ticket", b"a shop/42", b"uid", uid.encode()]
+        with sink.transaction(make(b"a shop/42", entry_id.encode(), 5, flat, OwnLease(10.0, now_s()))):
+            pass
+    entries = [("w", one, {"usher_from": f"{source_id} 7 a shop", "uid": uid}) for one, (source_id, uid) in sent.items()]
+    runs = [("w", one, at, 1, "a shop/42", "done", (1 << 53) + at) for at, one in enumerate(sent)]
+    suspects = Suspects()
+    told = check_stored(
+        spark.createDataFrame(runs, "stream string, id string, ms long, seq long, ticket string, outcome string, record_ms long"),
+        spark.createDataFrame(entries, "stream string, id string, fields map<string,string>"),
+        *(url, "default", 0, suspects),
+        is_gathered=True,
+    )
+    assert told == ""
+    assert [one.id for named in suspects.named.values() for one in named] == ["3-1"]
 
 
 def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(tmp_path: Path) -> None:

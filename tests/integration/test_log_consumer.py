@@ -9,7 +9,7 @@ import contextlib
 import random
 import string
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -25,52 +25,28 @@ from common.stream_id import before
 from common.stream_router import Mode, StreamRouter
 from master.policy.trim import Nothing, decide, readers
 from master.trimming import Trimming
-from tests.outboxes import STREAM, Outbox, add, until
+from tests.outboxes import STREAM, Outbox, add, noted_id, read_all, send, until
 
 KEYS = LogKeys(STREAM)
-
-
-@pytest.fixture
-def consumers(redis_url: str) -> Iterator[Callable[..., LogConsumer]]:
-    with contextlib.ExitStack() as stack:
-
-        def make(outbox: Outbox, name: str = "one", **options: Any) -> LogConsumer:
-            return stack.enter_context(LogConsumer(name, STREAM, outbox.engine, redis_url=redis_url, **options))
-
-        yield make
-
-
-def _send(link: Link, *names: str) -> list[bytes]:
-    """Messages with these uids; "" is one without."""
-    return [link.call("XADD", STREAM, "*", "ticket_id", "T", *(("uid", name) if name else ()), "data", "{}") for name in names]
-
-
-def _all(consumer: LogConsumer, handle: Any = add) -> None:
-    while consumer.step(handle):
-        pass
-
-
-def _noted(link: Link, name: str = "one") -> bytes:
-    return bytes(link.call("HGET", KEYS.checkpoints, name)).split()[1]
 
 
 def test_everything_is_seen_in_order_and_the_checkpoint_says_so_in_sql_and_redis(
     outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
 ) -> None:
-    ids = _send(link, *(f"u{n}" for n in range(25)), "")
+    ids = send(link, *(f"u{n}" for n in range(25)), "")
     consumer = consumers(outbox, batch=10)
     assert [consumer.step(add) for _ in range(4)] == [10, 10, 6, 0]
     last, state = consumer.state()
-    assert (last, _noted(link)) == (ids[-1], ids[-1])
+    assert (last, noted_id(link)) == (ids[-1], ids[-1])
     assert state["uids"] == [f"u{n}" for n in range(25)] + [ids[-1].decode()]
     assert outbox.rows("SELECT version, records FROM checkpoints") == [(3, 26)]
 
 
 def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, "a", "b", "c")
+    send(link, "a", "b", "c")
     consumer = consumers(outbox, batch=2)
     consumer.step(add)
-    before = outbox.rows("SELECT * FROM checkpoints"), outbox.rows("SELECT * FROM consumer_states"), _noted(link)
+    before = outbox.rows("SELECT * FROM checkpoints"), outbox.rows("SELECT * FROM consumer_states"), noted_id(link)
 
     def fail(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> None:
         add(records, state, sql)  # type: ignore[arg-type]
@@ -79,98 +55,104 @@ def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: 
 
     with pytest.raises(RuntimeError):
         consumer.step(fail)
-    assert (outbox.rows("SELECT * FROM checkpoints"), outbox.rows("SELECT * FROM consumer_states"), _noted(link)) == before
+    assert (outbox.rows("SELECT * FROM checkpoints"), outbox.rows("SELECT * FROM consumer_states"), noted_id(link)) == before
     assert outbox.store.waiting() == (0, 0)
     assert outbox.scalar("SELECT count(*) FROM consumer_uids") == 2
-    _all(consumer)
+    read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b", "c"]
 
 
 def test_a_record_that_was_sent_twice_is_seen_once(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, "a", "b", "a", "b", "c", "a", "", "")
+    send(link, "a", "b", "a", "b", "c", "a", "", "")
     consumer = consumers(outbox, batch=3)
-    _all(consumer)
+    read_all(consumer)
     state = consumer.state()[1]
     assert (state["uids"][:3], state["count"]) == (["a", "b", "c"], 5)
 
 
 def test_the_memory_of_uids_has_the_length_that_was_asked_for(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, "a", *(f"x{n}" for n in range(20)), "a")
+    send(link, "a", *(f"x{n}" for n in range(20)), "a")
     near, far = consumers(sqlite_outbox, "near", batch=5, remember=5), consumers(sqlite_outbox, "far", batch=5, remember=22)
     for consumer in (near, far):
-        _all(consumer)
+        read_all(consumer)
     assert near.state()[1]["count"] == 22, "too far apart for it"
     assert far.state()[1]["count"] == 21
     everything = consumers(sqlite_outbox, "all", batch=5, remember=None)
-    _all(everything)
+    read_all(everything)
     assert everything.state()[1]["count"] == 21
     assert sqlite_outbox.scalar("SELECT count(*) FROM consumer_uids WHERE name = 'all'") == 21
     assert sqlite_outbox.scalar("SELECT count(*) FROM consumer_uids WHERE name = 'near'") <= 15
 
 
 def test_consumers_know_nothing_of_each_other(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, "a", "b")
+    send(link, "a", "b")
     one, two = consumers(sqlite_outbox), consumers(sqlite_outbox, "two")
-    _all(one)
-    _send(link, "c")
+    read_all(one)
+    send(link, "c")
     late = consumers(sqlite_outbox, "late", start=b"+")
     late.step(add)
-    _send(link, "d")
+    send(link, "d")
     for consumer in (one, two, late):
-        _all(consumer)
+        read_all(consumer)
     assert [consumer.state()[1]["uids"] for consumer in (one, two, late)] == [list("abcd"), list("abcd"), ["d"]]
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.05])
-def test_an_idle_one_notices_a_reset_that_another_process_made(
-    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, wait_s: float
-) -> None:
-    ids = _send(link, *"abc")
-    idle = consumers(outbox)
-    _all(idle)
-    assert consumers(outbox).reset(ids[0], {"uids": ["a"], "count": 1}) == ids[0]
-    assert idle.step(add, wait_s) == 0, "it looks"
-    assert idle.step(add, wait_s) == 2
-    assert idle.state()[1] == {"uids": list("abc"), "count": 3}
+def test_id_and_state_are_of_the_same_commit(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """Another process commits a batch between any two statements of the one that looks."""
+    ids = send(link, *"abc")
+    working = consumers(outbox, batch=1)
+    working.step(add)
+    looking = LogConsumer("one", STREAM, outbox.url, redis_url=link.url)
+    statements: list[str] = []
+
+    def between(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+        if len(statements) > 1:
+            working.step(add)
+
+    sa.event.listen(looking._engine, "before_cursor_execute", between)
+    with looking:
+        last_id, state = looking.state()
+    assert (last_id, state["uids"]) == (ids[0], ["a"])
 
 
 def test_an_idle_one_whose_note_redis_has_lost_makes_it_again(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """Else all that it needs might be trimmed as soon as there is more."""
-    ids = _send(link, *"ab")
+    ids = send(link, *"ab")
     consumer = consumers(sqlite_outbox)
-    _all(consumer)
+    read_all(consumer)
     link.call("DEL", KEYS.checkpoints)
     for _ in range(2):
         consumer.step(add)
-    assert _noted(link) == ids[-1]
+    assert noted_id(link) == ids[-1]
 
 
 def test_a_checkpoint_that_was_moved_by_hand_is_gone_on_from(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """With an UPDATE that knows nothing of versions."""
-    ids = _send(link, *"abc")
+    ids = send(link, *"abc")
     consumer = consumers(outbox, batch=2)
     consumer.step(add)
     with outbox.engine.begin() as connection:
         connection.execute(sa.text("UPDATE checkpoints SET last_id = :last_id"), {"last_id": ids[0].decode()})
         connection.execute(sa.text("DELETE FROM consumer_uids"))
     assert consumer.step(add) == 0, "it is not where it believes to be"
-    _all(consumer)
+    read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b", "b", "c"]
 
 
 def test_of_two_processes_with_one_name_one_goes_on(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, *"abcdef")
+    send(link, *"abcdef")
     one, two = consumers(outbox, batch=2), consumers(outbox, batch=2)
     assert (one.step(add), two.step(add), two.step(add)) == (2, 2, 2), "the second one began where the first one was"
     assert one.step(add) == 0, "and the first one sees that it is behind"
-    _send(link, "g")
+    send(link, "g")
     assert one.step(add) == 1
     assert two.step(add) == 0
     assert one.state()[1]["uids"] == list("abcdefg")
 
 
 def test_a_database_that_breaks_in_the_middle_is_asked_again(postgres_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, "a", "b")
+    send(link, "a", "b")
     consumer = consumers(postgres_outbox)
 
     def cut_off(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> None:
@@ -179,12 +161,12 @@ def test_a_database_that_breaks_in_the_middle_is_asked_again(postgres_outbox: Ou
 
     with pytest.raises(SqlTrouble):
         consumer.step(cut_off)
-    _all(consumer)
+    read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b"]
 
 
 def test_run_waits_trouble_out_and_ends_when_asked(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, "a", "b")
+    send(link, "a", "b")
     consumer = consumers(sqlite_outbox, batch=1)
     looks: list[int] = []
 
@@ -253,7 +235,7 @@ def _lose_all(link: Link, ids: list[bytes]) -> None:
 def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
     sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, lose: Callable[[Link, list[bytes]], object], loss: Loss
 ) -> None:
-    ids = _send(link, *"abcde")
+    ids = send(link, *"abcde")
     consumer = consumers(sqlite_outbox, batch=2)
     assert consumer.step(add) == 2
     lose(link, ids)
@@ -264,7 +246,7 @@ def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
         assert "LogConsumer.reset" in str(lost.value)
     assert consumer.state()[1]["uids"] == ["a", "b"], "nothing was handled meanwhile"
     consumer.reset(b"0-0", {})
-    _all(consumer)
+    read_all(consumer)
     left = [entry_id for entry_id, _ in link.call("XRANGE", STREAM, "-", "+")]
     assert consumer.state()[1].get("count", 0) == len(left)
 
@@ -282,15 +264,15 @@ def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
 def test_a_stream_that_was_lost_or_cut_before_the_first_batch_is_noticed_too(
     sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, lose: Callable[[Link, list[bytes]], object], loss: Loss, how: str
 ) -> None:
-    ids = _send(link, *"abcde")
+    ids = send(link, *"abcde")
     consumer = consumers(sqlite_outbox)
     if how == "first start":
         consumer.state()
         consumer._open()
     else:
-        _all(consumer)
+        read_all(consumer)
         consumer.reset(b"0-0", {})
-    assert consumer.state()[0] == before(ids[0]) == _noted(link)
+    assert consumer.state()[0] == before(ids[0]) == noted_id(link)
     lose(link, ids)
     for again in (consumer, consumers(sqlite_outbox)):
         with pytest.raises(LogLost, match=loss.value):
@@ -299,7 +281,7 @@ def test_a_stream_that_was_lost_or_cut_before_the_first_batch_is_noticed_too(
 
 
 def test_who_has_read_nothing_yet_is_kept_for_and_stops_no_trimming(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    ids = _send(link, *"abc")
+    ids = send(link, *"abc")
     consumer = consumers(sqlite_outbox)
     consumer._open()
     link.call("XGROUP", "CREATE", STREAM, "g", "$")
@@ -307,7 +289,7 @@ def test_who_has_read_nothing_yet_is_kept_for_and_stops_no_trimming(sqlite_outbo
     assert isinstance(decide(facts), Nothing)
     assert readers(facts)[0][:3] == ("checkpoint", "one", before(ids[0]))
     assert readers(facts)[0].why == "has read nothing yet"
-    _all(consumer)
+    read_all(consumer)
     assert consumer.state()[1]["uids"] == list("abc")
 
 
@@ -315,102 +297,33 @@ def test_what_is_cut_while_a_name_starts_for_the_first_time_is_no_loss(
     sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is trimmed between the look for the first entry and the note of the checkpoint."""
-    _send(link, *"abc")
+    send(link, *"abc")
     consumer = consumers(sqlite_outbox)
     place, noted = consumer._log.place, []
 
     def looking(wanted: bytes) -> bytes:
-        noted.append(_noted(link))
+        noted.append(noted_id(link))
         return place(wanted)
 
     monkeypatch.setattr(consumer._log, "place", looking)
-    _all(consumer)
+    read_all(consumer)
     assert noted == [b"0-0"]
     assert consumer.state()[1]["uids"] == list("abc")
 
 
 def test_nothing_is_lost_when_all_that_was_read_is_cut(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, *"abc")
+    send(link, *"abc")
     consumer = consumers(sqlite_outbox)
-    _all(consumer)
+    read_all(consumer)
     link.call("XTRIM", STREAM, "MAXLEN", 1)
     assert consumer.step(add) == 0
-    _send(link, "d")
-    _all(consumer)
+    send(link, "d")
+    read_all(consumer)
     assert consumer.state()[1]["uids"] == list("abcd")
-
-
-def test_a_reset_goes_on_behind_an_entry_that_is_there_and_is_noted_at_once(
-    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
-) -> None:
-    ids = _send(link, *"abcde")
-    consumer = consumers(sqlite_outbox)
-    _all(consumer)
-    link.call("XDEL", STREAM, ids[2])
-    assert consumer.reset(ids[2], {"count": 2, "uids": ["a", "b"]}) == ids[1]
-    assert _noted(link) == ids[1]
-    _all(consumer)
-    assert consumer.state()[1] == {"count": 4, "uids": ["a", "b", "d", "e"]}
-    assert _noted(link) == ids[-1]
-
-
-def test_a_copy_behind_a_reset_of_a_record_before_it_is_left_out(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    """The state that was given has its effect already."""
-    ids = _send(link, *"abcbad")
-    consumer = consumers(outbox)
-    _all(consumer)
-    consumer.reset(ids[1], {"count": 2, "uids": ["a", "b"]})
-    _all(consumer)
-    assert consumer.state()[1]["uids"] == list("abcd")
-
-
-def test_a_reset_forward_that_is_not_committed_leaves_no_note_ahead_of_sql(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    """Else all between would be trimmed, and SQL still needs it."""
-    ids = _send(link, *"abcde")
-    consumer = consumers(outbox, batch=1)
-    consumer.step(add)
-
-    def lost(_: sa.Connection) -> None:
-        raise RuntimeError("the commit did not arrive")
-
-    sa.event.listen(outbox.engine, "commit", lost)
-    try:
-        with pytest.raises(RuntimeError):
-            consumer.reset(ids[4], {"count": 5})
-    finally:
-        sa.event.remove(outbox.engine, "commit", lost)
-    assert consumer.state()[0] == ids[0]
-    assert _noted(link) == ids[0]
-    _all(consumer)
-    assert consumer.state()[1]["uids"] == list("abcde")
-    assert consumer.reset(ids[4], {"count": 5}) == ids[4] == _noted(link)
-
-
-def test_no_reset_comes_between_what_a_start_reads_and_what_it_notes(
-    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its note replaces whatever is there, so it must be true until it is made."""
-    _send(link, "a")
-    _all(consumers(outbox))
-    starting = consumers(outbox)
-    note, tried = starting._log.note, []
-
-    def while_it_notes(*what: Any, **how: Any) -> bool:
-        if how.get("replace"):
-            with pytest.raises(sa.exc.OperationalError), outbox.engine.begin() as other:
-                is_sqlite = other.dialect.name == "sqlite"
-                other.execute(sa.text("PRAGMA busy_timeout = 0" if is_sqlite else "SET LOCAL lock_timeout = '100ms'"))
-                other.execute(sa.text("UPDATE checkpoints SET version = version + 1"))
-            tried.append(what)
-        return note(*what, **how)
-
-    monkeypatch.setattr(starting._log, "note", while_it_notes)
-    starting.step(add)
-    assert tried
 
 
 def test_a_statement_that_is_wrong_is_told_and_not_repeated(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    _send(link, "a")
+    send(link, "a")
     asked = 0
 
     def wrong(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> None:
@@ -426,9 +339,9 @@ def test_a_statement_that_is_wrong_is_told_and_not_repeated(outbox: Outbox, cons
 def test_a_uid_of_any_length_is_told_apart(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """A producer that writes to the stream itself is held to nothing; an index of the database would refuse it, again and again."""
     long = "".join(random.Random(1).choices(string.ascii_letters, k=9000))  # what can be compressed would fit
-    _send(link, long, long, long[:-1] + "-")
+    send(link, long, long, long[:-1] + "-")
     consumer = consumers(outbox)
-    _all(consumer)
+    read_all(consumer)
     uids = consumer.state()[1]["uids"]
     assert len(uids) == len(set(uids)) == 2
 
@@ -444,7 +357,7 @@ def test_a_late_note_changes_nothing(link: Link) -> None:
     assert _note(link, 10, b"5-1") == 1
     for late in (9, 10, 2):
         assert _note(link, late, b"9-9") == 0
-    assert _noted(link) == b"5-1"
+    assert noted_id(link) == b"5-1"
     assert _note(link, 11, b"5-2") == 1
     assert _note(link, 3, b"1-1", "1") == 1, "the start of a consumer says what its SQL has"
     version, last_id, noted_ms = link.call("HGET", KEYS.checkpoints, "one").split()
@@ -464,7 +377,7 @@ def test_a_note_can_be_made_when_memory_is_full(link: Link) -> None:
 
 
 def test_a_note_that_fails_is_made_up_for_and_never_ahead(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    ids = _send(link, *"ab")
+    ids = send(link, *"ab")
     consumer = consumers(sqlite_outbox, batch=1)
     consumer.step(add)
 
@@ -474,11 +387,11 @@ def test_a_note_that_fails_is_made_up_for_and_never_ahead(sqlite_outbox: Outbox,
 
     consumer.step(without_redis)
     assert consumer.state()[0] == ids[1]
-    assert _noted(link) == ids[0], "behind SQL, not ahead of it"
+    assert noted_id(link) == ids[0], "behind SQL, not ahead of it"
     consumer.step(add)
-    assert _noted(link) == ids[1]
+    assert noted_id(link) == ids[1]
 
 
 def test_the_checkpoint_is_noted_before_anything_is_read(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     assert consumers(sqlite_outbox).step(add) == 0
-    assert _noted(link) == b"0-0"
+    assert noted_id(link) == b"0-0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -48,6 +49,19 @@ def test_an_old_fence_changes_nothing(guard: RedisGuard, redis: Link) -> None:
     assert redis.call("GET", "state:{T}") == b"new"
     assert redis.call("DUMP", "usher:guard:default:T:uids") == before
     guard.apply(Mark("other", "b", 9), ("SET", "state:{other}", "old"))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_repeat_under_a_higher_fence_refuses_the_lower_one_from_then_on(guard: RedisGuard, redis: Link, half: bool) -> None:
+    """The ticket has moved on with it: whoever ran it before is a zombie."""
+    commands = [("INCR", "n:{T}"), ("RPUSH", "n:{T}", 1)] if half else [("INCR", "n:{T}")]
+    for fence in (9, 10):
+        with pytest.raises(GiveUp) if half else contextlib.nullcontext():
+            guard.apply(Mark("T", "a", fence), *commands)
+    with pytest.raises(StaleFence):
+        guard.apply(Mark("T", "b", 9), ("INCR", "n:{T}"))
+    assert redis.call("GET", "n:{T}") == b"1"
+    assert 0 < redis.call("PTTL", "usher:guard:default:T:fence") <= 7 * 86_400_000
 
 
 @pytest.mark.parametrize(("lower", "higher"), [(9, 10), (2**53, 2**53 + 1), (2**63 - 2, 2**63 - 1)])

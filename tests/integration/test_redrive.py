@@ -162,16 +162,18 @@ def test_a_message_that_was_skipped_comes_to_the_end_with_its_uid(world: World, 
     leader, a = world.elect(), world.join("a")
     world.add(b"1-1", "ticket_id", "T", "body", b"\xff\0", "usher-fields", "theirs")
     world.add(b"2-1", "ticket_id", "T", "uid", "order 7", "uid", "again")
+    world.add(b"3-1", "ticket_id", "T", "uid", "", "body", "x")
     leader.fetch(10)
-    leader.hand_over(plan(a, {T: [b"1-1", b"2-1"]}))
-    for entry_id in (b"1-1", b"2-1"):
+    leader.hand_over(plan(a, {T: [b"1-1", b"2-1", b"3-1"]}))
+    for entry_id in (b"1-1", b"2-1", b"3-1"):
         assert world.give_up(a, T, "skip", entry_id) is Buried.OK
-    first, second = letters.redrive(world.letter_ids())
-    assert (first.word, second.word) == ("added", "added")
-    entries = dict(world.link.call("XRANGE", world.keys.stream, "(2-1", "+"))
-    assert list(entries) == [first.message_id, second.message_id]
+    first, second, third = letters.redrive(world.letter_ids())
+    assert [one.word for one in (first, second, third)] == ["added"] * 3
+    entries = dict(world.link.call("XRANGE", world.keys.stream, "(3-1", "+"))
+    assert list(entries) == [first.message_id, second.message_id, third.message_id]
     assert entries[first.message_id] == [b"ticket_id", b"T", b"body", b"\xff\0", b"usher-fields", b"theirs", b"uid", b"1-1"]
     assert entries[second.message_id] == [b"ticket_id", b"T", b"uid", b"order 7", b"uid", b"again"]
+    assert entries[third.message_id] == [b"ticket_id", b"T", b"uid", b"3-1", b"body", b"x"], "an empty uid is none"
     assert (world.dead(), world.pending(), _changed(world)) == ([], {}, [])
 
 

@@ -6,6 +6,7 @@ emit.lua's losing side: a streamer without the lease adds nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import threading
@@ -196,9 +197,35 @@ def test_a_lost_answer_means_a_new_epoch_and_the_same_batch_again(
         assert hand.elect() != before
         late = (str(before), 2, "ticket_id", "uid", "T", "late")
         assert scripts.run("emit", (hand.keys.stream, hand.keys.leader), late) == b"FENCED"
-        hand.turn()
+        hand.turn(2)
     assert uids(link) == written * 2
     assert sqlite_outbox.store.waiting()[0] == 0
+
+
+def test_a_redis_that_answers_too_late_for_a_large_batch_gets_smaller_ones_and_then_larger_ones_again(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], redis_url: str, link: Link
+) -> None:
+    written = sqlite_outbox.stage_many(200)
+    lengths = [0]
+
+    def answer(chunk: bytes) -> bytes | None:
+        lengths.append(link.call("XLEN", STREAM))
+        return None if lengths[-1] - lengths[-2] > 40 else chunk
+
+    with Proxy(redis_url) as proxy:
+        hand = hands(sqlite_outbox, proxy.url, pace=Pace(batch=100))
+        proxy.on_reply = answer
+        for _ in range(50):
+            with contextlib.suppress(ReplyUnknown):
+                hand.turn()
+            hand.elector._next_election_s = 0.0  # elections have a pace
+            hand.elect()
+            if not sqlite_outbox.store.waiting()[0]:
+                break
+    assert sqlite_outbox.store.waiting()[0] == 0, "the same batch again and again"
+    assert list(dict.fromkeys(uids(link))) == written, "in order"
+    sizes = [after - before for before, after in itertools.pairwise(lengths) if after > before]
+    assert sizes[:6] == [100, 50, 25, 29, 33, 38]
 
 
 def test_a_full_redis_takes_nothing_and_the_rows_wait(sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:

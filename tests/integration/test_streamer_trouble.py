@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 from common.embedded import EmbeddedRedis
 from common.errors import NotNow, RedisTrouble, SqlTrouble
 from common.outbox.database import open_engine
-from common.outbox.store import BATCH_BYTES
+from common.outbox.store import BATCH_BYTES, OutboxStore
 from common.outbox.writer import LogRecord
 from common.redis_client import CommandRefused, Link
 from master import streamer, streamer_wiring
@@ -185,6 +186,35 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
                 os.kill(stopped, signal.SIGCONT)
         for program in programs:
             program.stop()
+
+
+def test_a_connection_that_closes_while_it_is_to_be_ended_takes_nobody_with_it(postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after it has told its descriptor's number, it closes, and the number goes to somebody else's connection."""
+    store = OutboxStore(postgres_outbox.url)
+    store.batch(1)
+    connection = store._asked
+    others: list[socket.socket] = []
+    fileno = type(connection).fileno
+
+    def and_close(self: Any) -> int:
+        number: int = fileno(self)
+        self.close()
+        while number not in [one.fileno() for one in others]:
+            others.extend(socket.socketpair())
+        return number
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(connection), "fileno", and_close)
+            store.interrupt()
+        connection.close()
+        store.interrupt()
+        for one, other in zip(others[::2], others[1::2], strict=True):
+            stack.enter_context(one)
+            stack.enter_context(other)
+            one.sendall(b"x")
+            assert other.recv(1) == b"x"
 
 
 def test_a_server_that_is_gone_without_a_word_is_noticed(postgres_outbox: Outbox) -> None:

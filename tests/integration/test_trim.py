@@ -57,7 +57,7 @@ def _length(link: Link) -> int:
 def _cut(link: Link, **options: Any) -> int:
     trimming = Trimming(link, KEYS)
     decision = decide(trimming.facts(), **options)
-    return sum(trimming.cut(decision.floor)) if isinstance(decision, Cut) else 0
+    return sum(trimming.cut(decision.floor, **options)) if isinstance(decision, Cut) else 0
 
 
 def test_what_everybody_has_done_goes_and_the_rest_stays(any_redis_url: str) -> None:
@@ -133,6 +133,23 @@ def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, wh
     with pytest.raises(StillNeeded, match="needs entries below 900-1"):
         list(trimming.cut(decision.floor, archived_only=True))
     assert _length(link) == 1000
+
+
+def test_an_archive_that_was_made_once_keeps_nothing_unless_it_is_asked_for(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    _fill(link, 1000)
+    _group(link, "900-1")
+    link.call("SET", LOG_KEYS.archived, "200-1")
+    link.call("HSET", KEYS.archived, "entries", "200-1")
+    assert _cut(link, archived_only=True) == 100
+    assert _cut(link) == 700
+    link.call("SET", LOG_KEYS.archived, "2000-1")
+    link.call("XGROUP", "SETID", STREAM, "g", "1000-1")
+    code, told = _usher(capsys, redis_url, "--archived-only", "--apply")
+    assert (code, "usher trim --forget-archive" in told) == (1, True), "it is of another stream"
+    assert _usher(capsys, redis_url, "--forget-archive") == (0, "the archive is forgotten\n")
+    assert link.call("EXISTS", LOG_KEYS.archived, KEYS.archived) == 0
+    code, told = _usher(capsys, redis_url, "--forget-archive")
+    assert (code, "no archive is noted" in told) == (1, True)
 
 
 def test_ids_are_compared_digit_by_digit(link: Link) -> None:

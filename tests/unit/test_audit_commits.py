@@ -29,6 +29,16 @@ def test_a_commit_makes_all_files_visible_and_is_the_last_one(tmp_path: Path) ->
     assert DataSet(tmp_path).recover() == made
 
 
+def test_every_gap_is_known_also_behind_later_commits(tmp_path: Path) -> None:
+    data = DataSet(tmp_path)
+    for number, gap in enumerate(("begins late", "", "cut", ""), 1):
+        data.commit(Commit(number, "s", f"{number}-0", f"{number + 1}-0", 0, gap))
+    assert [(one.after, one.gap) for one in DataSet(tmp_path).gaps()] == [("1-0", "begins late"), ("3-0", "cut")]
+    (tmp_path / "_commits" / "1.json").write_text("{")
+    with pytest.raises(StartRefused, match="commit .*1.json cannot be read"):
+        data.gaps()
+
+
 def test_what_was_staged_and_not_committed_is_thrown_away(tmp_path: Path) -> None:
     data = DataSet(tmp_path)
     stage(data, 1, "date=1/a.parquet")
@@ -58,6 +68,18 @@ def test_a_half_written_commit_is_none(tmp_path: Path) -> None:
     assert data.recover() is None
 
 
+def test_rows_without_a_file_are_never_committed_and_refused_where_they_were(tmp_path: Path) -> None:
+    data = DataSet(tmp_path)
+    with pytest.raises(StartRefused, match="told of 2 rows"):
+        data.commit(Commit(1, "s", "0-0", "5-1", 2))
+    assert data.recover() is None
+    data.commit(Commit(1, "s", "0-0", "5-1", 0))
+    commit = tmp_path / "_commits" / "1.json"
+    commit.write_text(commit.read_text().replace('"rows": 0', '"rows": 2'))
+    with pytest.raises(StartRefused, match="2 rows and no file of them"):
+        data.recover()
+
+
 def test_files_removed_by_hand_and_a_broken_commit_are_named(tmp_path: Path) -> None:
     data = DataSet(tmp_path)
     stage(data, 1, "date=1/a.parquet")
@@ -66,7 +88,7 @@ def test_files_removed_by_hand_and_a_broken_commit_are_named(tmp_path: Path) -> 
     with pytest.raises(StartRefused, match="removed by hand"):
         data.recover()
     (tmp_path / "_commits" / "1.json").write_text("{")
-    with pytest.raises(StartRefused, match="last commit .* cannot be read"):
+    with pytest.raises(StartRefused, match="commit .* cannot be read"):
         data.recover()
 
 

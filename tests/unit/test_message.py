@@ -87,6 +87,13 @@ class TestMessage:
         assert message([b"ticket_id", b"42"]).uid == "5-1"
         assert message([b"ticket_id", b"42"]).body == b""
 
+    @pytest.mark.parametrize("flat", [[b"uid", b""], [b"uid", b"", b"uid", b"second"]])
+    def test_an_empty_uid_is_none(self, flat: list[bytes]) -> None:
+        """Two messages with it are two: a sink must not take the second one for a repeat."""
+        assert message([b"ticket_id", b"42", *flat]).uid == "5-1"
+        gathered = message_type("usher:{g}", is_gathered=True)
+        assert gathered(b"s/42", b"5-1", 9, [b"usher_from", b"1-1 2 s", *flat], OwnLease(10.0, now_s())).uid == "s/1-1"
+
     def test_attempts_of_former_owners_count(self) -> None:
         seen = message(FLAT, known=Attempts(3, 1, 2, 1))
         assert (seen.attempt, seen.failures, seen.known, seen.plain) == (3, 1, Attempts(3, 1, 2, 1), False)

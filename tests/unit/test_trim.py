@@ -39,10 +39,11 @@ def test_a_group_keeps_what_it_has_not_read_and_what_is_pending() -> None:
 
 def test_the_neediest_reader_decides_and_is_named() -> None:
     facts = _facts(groups=[_group(b"90-0"), _group(b"80-0", b"70-0", "h")], checkpoints=[_checkpoint(b"60-0")], archived=b"65-0")
-    decision = decide(facts)
+    decision = decide(facts, archived_only=True)
     assert isinstance(decision, Cut)
     assert (decision.floor, decision.because.kind, decision.because.name) == (b"60-0", "checkpoint", "c")
-    assert [reader.keeps_from for reader in readers(facts)] == [b"60-0", b"65-0", b"70-0", b"90-0"]
+    assert [reader.keeps_from for reader in readers(facts, archived_only=True)] == [b"60-0", b"65-0", b"70-0", b"90-0"]
+    assert [reader.kind for reader in readers(facts)] == ["checkpoint", "group", "group"]
 
 
 def test_where_a_lost_group_would_begin_again_is_kept() -> None:
@@ -63,14 +64,15 @@ def test_who_has_read_nothing_needs_everything() -> None:
 
 def test_nobody_reads() -> None:
     assert isinstance(decide(_facts()), Nothing)
-    assert isinstance(decide(_facts(archived=b"50-0")), Nothing), "an archive alone is no reader"
+    assert isinstance(decide(_facts(archived=b"50-0"), archived_only=True), Nothing), "an archive alone is no reader"
     assert isinstance(decide(_facts(span=None)), Nothing)
     assert isinstance(decide(_facts(span=Span(None, b"100-0"), groups=[_group(b"100-0")])), Nothing)
 
 
-def test_an_archive_that_is_kept_counts_and_one_that_is_asked_for_must_be_there() -> None:
+def test_an_archive_counts_only_where_it_is_asked_for_and_must_be_there_then() -> None:
     groups = [_group(b"90-0")]
-    assert _floor(_facts(groups=groups, archived=b"30-0")) == b"30-0"
+    assert _floor(_facts(groups=groups, archived=b"30-0")) == b"90-0", "one that was made once keeps nothing for ever"
+    assert _floor(_facts(groups=groups, archived=b"101-0")) == b"90-0"
     assert _floor(_facts(groups=groups, archived=b"30-0"), archived_only=True) == b"30-0"
     assert isinstance(decide(_facts(groups=groups), archived_only=True), Nothing)
 
@@ -88,11 +90,11 @@ def test_what_is_young_is_kept() -> None:
         ({"checkpoints": [_checkpoint(b"9-0")]}, "below the first entry"),
         ({"checkpoints": [_checkpoint(None)]}, "cannot be read"),
         ({"saved": [SavedPosition("h", b"50-0")]}, "group h is gone"),
-        ({"archived": b"101-0"}, "the archive is at 101-0"),
+        ({"archived": b"101-0"}, "`usher trim --forget-archive`"),
     ],
 )
 def test_a_lost_reader_stops_everything(changed: dict[str, Any], told: str) -> None:
-    decision = decide(_facts(groups=[_group(b"90-0")], **changed))
+    decision = decide(_facts(groups=[_group(b"90-0")], **changed), archived_only="archived" in changed)
     assert isinstance(decision, Refused)
     assert told in " ".join(decision.problems)
 
@@ -105,9 +107,10 @@ _IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(1, 30), st.in
     groups=st.lists(st.tuples(_IDS, st.none() | _IDS), max_size=3),
     checkpoints=st.lists(_IDS | st.just(ZERO), max_size=3),
     archived=st.none() | _IDS,
+    archived_only=st.booleans(),
 )
 def test_a_cut_is_never_above_anybodys_need(
-    first: bytes, groups: list[tuple[bytes, bytes | None]], checkpoints: list[bytes], archived: bytes | None
+    first: bytes, groups: list[tuple[bytes, bytes | None]], checkpoints: list[bytes], archived: bytes | None, archived_only: bool
 ) -> None:
     facts = _facts(
         span=Span(first, b"40-0"),
@@ -115,11 +118,12 @@ def test_a_cut_is_never_above_anybodys_need(
         checkpoints=[_checkpoint(last_id, str(at)) for at, last_id in enumerate(checkpoints)],
         archived=archived,
     )
-    decision = decide(facts)
+    decision = decide(facts, archived_only=archived_only)
     if isinstance(decision, Cut):
         floor = rank(decision.floor)
         assert floor > rank(first)
-        needs = [delivered for delivered, _ in groups] + [oldest for _, oldest in groups if oldest] + checkpoints + ([archived] if archived else [])
+        needs = [delivered for delivered, _ in groups] + [oldest for _, oldest in groups if oldest] + checkpoints
+        needs += [archived] if archived and archived_only else []
         assert all(floor <= rank(need) for need in needs)
         assert floor in map(rank, needs)
         assert from_rank(floor) == decision.floor

@@ -9,8 +9,12 @@ local fence, uid = ARGV[1], ARGV[2]
 local function above(a, b) return #a > #b or (#a == #b and a > b) end -- decimals without leading zeros; as numbers they would be rounded
 local seen = redis.call('GET', KEYS[1])
 if seen and above(seen, fence) then return {'STALE', seen} end
-if redis.call('ZSCORE', KEYS[2], 'done:' .. uid) then return {'DUPLICATE'} end
-if redis.call('ZSCORE', KEYS[2], 'half:' .. uid) then return {'PARTLY', '0', 'by an earlier try'} end
+local is_done = redis.call('ZSCORE', KEYS[2], 'done:' .. uid)
+if is_done or redis.call('ZSCORE', KEYS[2], 'half:' .. uid) then
+  redis.call('SET', KEYS[1], fence, 'PX', ARGV[3]) -- the owner of a repeat has the ticket too: a zombie of before is refused from now on
+  if is_done then return {'DUPLICATE'} end
+  return {'PARTLY', '0', 'by an earlier try'}
+end
 local answer, at, number = {'APPLIED'}, 5, 0
 local mark = 'done:'
 while at <= #ARGV do
