@@ -7,7 +7,7 @@ death, so that a consumer that still works in the meantime is never overlapped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from common.errors import Fenced
 from common.keys import Keys
@@ -19,7 +19,7 @@ from master.asker import Asker, Bounds
 from master.elector import Lead
 from master.leader_steps import LeaderSteps
 from master.policy.liveness import judge
-from master.roster import Member, read_roster
+from master.roster import Member
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,10 @@ class HealthChecker(Service):
 
     name = "health"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, limit: int, asker: Asker) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, lead: Lead, every_s: float, limit: int, asker: Asker, roster: Callable[[], Mapping[str, Member]]
+    ) -> None:
+        """``roster``: everybody who is registered, as the roster reader saw them last."""
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -41,6 +44,7 @@ class HealthChecker(Service):
         self._every_s = every_s
         self._limit = limit
         self._asker = asker  # ours
+        self._roster = roster
         self._silences: dict[str, int] = {}
         self.stalls_after_s = max(10.0, 4 * every_s + 60)
         self.revoked = 0
@@ -50,7 +54,7 @@ class HealthChecker(Service):
         if epoch is None:
             self._silences.clear()
             return self._every_s
-        members = {name: member for name, member in read_roster(self._link, self._keys).items() if member.state == "live"}
+        members = {name: member for name, member in self._roster().items() if member.state == "live"}
         answers = self._ask_all(members)
         self._silences = {name: 0 if well else self._silences.get(name, 0) + 1 for name, well in answers.items()}
         verdict = judge(self._silences, self._limit)

@@ -29,7 +29,7 @@ def _asked(name: str = "a", lock: str = NO_LOCK) -> Registration:
 def _register(world: World, believed: bytes, new: Registration, former: str = "none:0", proof: str = "0") -> list[object]:
     """The bare script."""
     keys = world.keys
-    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation))
+    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation), keys.changed)
     return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof)))
 
 
