@@ -16,11 +16,22 @@ class OpenConsumers:
         by_generation = sorted(consumers, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
         self._by_name = {consumer.name: consumer for consumer in by_generation}
         self._affinity = Affinity(self._by_name)
+        self._unfilled = dict(self._by_name)  # all that have room, and some that had: to look at, where a thousand are busy
 
     @property
     def room(self) -> int:
         """Messages that could be handed over to all of them together."""
-        return sum(max(0, consumer.room) for consumer in self._by_name.values())
+        return sum(consumer.room for consumer in self._with_room())
+
+    def has_room_again(self, consumer: ConsumerLoad) -> None:
+        """To be told of one that was full."""
+        if self._by_name.get(consumer.name) is consumer:
+            self._unfilled[consumer.name] = consumer
+
+    def _with_room(self) -> Iterable[ConsumerLoad]:
+        for name in [name for name, consumer in self._unfilled.items() if consumer.room <= 0]:
+            del self._unfilled[name]
+        return self._unfilled.values()
 
     def bound(self, in_flight: int) -> int:
         """Messages one of them may have in flight before tickets go to others, when ``in_flight`` is the sum."""
@@ -36,5 +47,4 @@ class OpenConsumers:
             consumer = self._by_name.get(name)
             if consumer is not None and consumer.in_flight < min(consumer.capacity, max(bound, consumer.slots)):
                 return consumer
-        best = min(self._by_name.values(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
-        return best if best is not None and best.room > 0 else None
+        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)

@@ -24,7 +24,7 @@ class Holdings:
         self._refill_at = ticket_window // 2  # a ticket that fills its window is refilled in halves: each refill writes its record anew
         self.tickets: dict[bytes, Ticket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
-        self._open = OpenConsumers(())
+        self._choosable: OpenConsumers | None = None  # made when it is needed: a thousand may join one after the other
         self._ready: deque[Ticket] = deque()
         self._homeless: deque[Ticket] = deque()  # ready, but nobody had room or was there
         self._hidden: dict[bytes, None] = {}  # tickets that may move, of which Redis knows more than memory
@@ -86,9 +86,15 @@ class Holdings:
         self._rank()
         return tuple(name for name in unsure if name in self.tickets)
 
+    @property
+    def _open(self) -> OpenConsumers:
+        if self._choosable is None:
+            self._choosable = OpenConsumers(c for c in self.consumers.values() if c.accepts)
+        return self._choosable
+
     def _rank(self) -> None:
         """Who may be chosen has changed; what found nobody tries again."""
-        self._open = OpenConsumers(c for c in self.consumers.values() if c.accepts)
+        self._choosable = None
         self._retry(self._homeless)
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
@@ -174,6 +180,8 @@ class Holdings:
         return answers
 
     def _lighter(self, consumer: ConsumerLoad, count: int) -> None:
+        if consumer.in_flight >= consumer.capacity:
+            self._open.has_room_again(consumer)
         consumer.in_flight -= count
         self.in_flight -= count
         if consumer.waiting:
