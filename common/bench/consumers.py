@@ -20,7 +20,8 @@ from common.bench.rig import GROUP, STREAM, BenchFailed, Rig, zipf_tickets
 _SEED = 1
 _PATIENCE_S = 120.0
 _HANDLER = "common.bench.handlers:noop"
-_MASTER = {"USHER_LEADER_LEASE_SECONDS": "1", "USHER_REGISTERS_PER_MINUTE": "1000000"}
+_LEASE_S = 5.0
+_MASTER = {"USHER_LEADER_LEASE_SECONDS": str(_LEASE_S), "USHER_REGISTERS_PER_MINUTE": "1000000"}
 
 
 def crowded(registered: int, messages: int, tickets: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class Crowd:
         self._rig.release()
         self._wait_for("held", self._count)
         self._rig.hold()
-        time.sleep(1.0)  # the master notices when it extends its lease
+        time.sleep(_LEASE_S / 3 + 1)  # the master notices when it extends its lease
         return last_id
 
     def cpu(self) -> float:

@@ -22,7 +22,7 @@ _SLOTS = 4096
 #: Consumers ranked per slot; when all of these are over the bound, the least loaded one of all gets the ticket.
 _RANKED = 8
 #: Consumers on the ring that are looked at for a slot.
-_LOOKED_AT = 64
+_LOOKED_AT = 24
 #: The "1 + e" of bounded load: nobody is given more than a quarter above the mean.
 _OVER_MEAN = 1.25
 
