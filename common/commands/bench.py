@@ -99,9 +99,11 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
 
 
 @bench.command(
-    help="What other tickets notice when one ticket gets a million messages: their waits alone, during the flood, and with the flood parked."
+    help="What other tickets notice when one ticket gets a million messages: their waits alone, during the flood, and with the flood parked. With "
+    "--rate-of-one how many messages of one ticket are handled per second, pipelined and strict (USHER_ACK_MODE)."
 )
-@click.option("--messages", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Messages of the hot ticket.")
+@click.option("--messages", type=click.IntRange(min=1000), help="Messages of the hot ticket. Default: 1,000,000, or 100,000 with --rate-of-one.")
+@click.option("--rate-of-one", is_flag=True, help="One ticket alone, all of it there before the clock starts; strict with a tenth of the messages.")
 @click.option("--others", type=click.IntRange(min=1), default=1000, show_default=True, help="Other tickets.")
 @click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second of the other tickets.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of each of the three phases.")
@@ -109,9 +111,16 @@ def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: 
 @RUNS
 @VOLATILE
 @JSON
-def hot(messages: int, others: int, rate: float, seconds: float, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+def hot(
+    messages: int | None, rate_of_one: bool, others: int, rate: float, seconds: float, consumers: int, runs: int, no_aof: bool, as_json: bool
+) -> None:
+    if rate_of_one:
+        count = messages or 100_000
+        headline = ("messages_per_second", "strict_per_second")
+        report(lambda: measure_hot.rate_of_one(count, count // 10, consumers, not no_aof, os.environ), runs, headline, as_json)
+        return
     report(
-        lambda: measure_hot.hot(messages, others, rate, seconds, consumers, not no_aof, os.environ),
+        lambda: measure_hot.hot(messages or 1_000_000, others, rate, seconds, consumers, not no_aof, os.environ),
         runs,
         ("baseline_p99_ms", "during_p99_ms", "p99_ms", "p99_ratio"),
         as_json,

@@ -42,9 +42,9 @@ class OpenConsumers:
 
         One with a free handler slot is never over the bound: at low load tickets stay where they belong.
         """
-        names = self._affinity.ranking(ticket.name)
+        names, found = self._affinity.ranking(ticket.name), self._by_name.get
         for name in (ticket.home, *names) if ticket.home else names:
-            consumer = self._by_name.get(name)
-            if consumer is not None and consumer.in_flight < min(consumer.capacity, max(bound, consumer.slots)):
+            consumer = found(name)
+            if consumer is not None and (load := consumer.in_flight) < consumer.capacity and (load < bound or load < consumer.slots):
                 return consumer
         return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
