@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from common.bench import hot as measure_hot
 from common.bench import idle as measure_idle
+from common.bench import latency as measure_latency
 from common.bench import machine, measures
 from common.bench import router as router_bench
 from common.bench import scale as measure_scale
@@ -80,7 +81,10 @@ def throughput(
     )
 
 
-@bench.command(help="Time from XADD (when it was due) to the start of the handler, at a fixed rate.")
+@bench.command(
+    help="Time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time to bare consumers (XREADGROUP BLOCK, no "
+    "order) of the same Redis."
+)
 @click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")
 @TICKETS
@@ -91,9 +95,9 @@ def throughput(
 @JSON
 def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
     report(
-        lambda: measures.latency(rate, seconds, tickets, payload, consumers, not no_aof, os.environ),
+        lambda: measure_latency.latency(rate, seconds, tickets, payload, consumers, not no_aof, os.environ),
         runs,
-        ("p50_ms", "p99_ms", "max_ms"),
+        ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio"),
         as_json,
     )
 
