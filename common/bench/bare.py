@@ -1,7 +1,7 @@
 """One process of the yardstick of ``usher bench latency``: a bare consumer, without order, leases or fences.
 
-``python bare.py URL STREAM NAME FILE``: connects, prints "ready", reads with XREADGROUP BLOCK and acknowledges each batch until a signal ends it. FILE
-gets the waits, from when a message was due to when it was read, in ns. Plain redis-py (with hiredis) as anybody would write it.
+``python bare.py URL STREAM NAME FILE``: connects, prints "ready", reads with XREADGROUP BLOCK and acknowledges each batch until a signal ends
+it. FILE gets the waits, from when a message was due to when it was read, in ns. Plain redis-py (with hiredis) as anybody would write it.
 """
 
 from __future__ import annotations

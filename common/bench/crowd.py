@@ -23,10 +23,10 @@ import orjson
 from common.clock import now_s
 from common.embedded import free_port
 from common.keys import Keys
-from common.scripts import ScriptRunner
 from common.redis_client import Link
-from common.streams import parse_inbox, read_inbox_command
+from common.scripts import ScriptRunner
 from common.stream_id import ZERO
+from common.streams import parse_inbox, read_inbox_command
 
 _BLOCK_MS = 2000
 _PATIENCE_S = 30.0
@@ -54,7 +54,7 @@ class _Wire(asyncio.Protocol):
     @classmethod
     async def open(cls, url: str) -> _Wire:
         at, loop = urlsplit(url), asyncio.get_running_loop()
-        _, wire = await loop.create_connection(cls, at.hostname, at.port or 6379)
+        _, wire = await loop.create_connection(cls, at.hostname or "", at.port or 6379)
         if at.password:
             await wire.call("AUTH", *((unquote(at.username),) if at.username else ()), unquote(at.password))
         return wire
@@ -175,4 +175,4 @@ def _say(document: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(*sys.argv[1:5], int(sys.argv[5])))
+    asyncio.run(_main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5])))

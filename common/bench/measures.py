@@ -85,12 +85,12 @@ def _drained(
         return {"seconds": round(seconds, 3), "cpu_seconds": cpu, "rss_mib": rig.memory(), "redis": rig.redis_version()}
 
 
-def seconds_for(rig: Rig, last_id: bytes, after: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
-    """Let the programs begin: the seconds until all behind ``after`` up to ``last_id`` is done, but for ``held``, and the CPU seconds that it
+def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
+    """Let the programs begin: the seconds until all above ``first`` up to ``last_id`` is done, but for ``held``, and the CPU seconds that it
     took."""
     before = rig.cpu()
     rig.release()
-    rig.wait_until_begun(after)
+    rig.wait_until_begun(first)
     began = time.monotonic()
     rig.wait_until_done(last_id, _PATIENCE_S, held)
     seconds, after = time.monotonic() - began, rig.cpu()

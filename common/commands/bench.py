@@ -82,8 +82,8 @@ def throughput(
 
 
 @bench.command(
-    help="Time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time to bare consumers (XREADGROUP BLOCK, no "
-    "order) of the same Redis."
+    help="Time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time to bare consumers (XREADGROUP "
+    "BLOCK, no order) of the same Redis."
 )
 @click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from master.policy.affinity import Affinity, load_bound
@@ -9,14 +10,27 @@ from master.policy.tickets import ConsumerLoad, Ticket
 
 
 class OpenConsumers:
-    """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live."""
+    """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live. Sorted at the first use: a
+    thousand may join one after the other."""
 
     def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
+        self._consumers = consumers
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, ConsumerLoad]:
         # An old look at the roster may bring a former incarnation back for a moment: the highest generation has the name.
-        by_generation = sorted(consumers, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
-        self._by_name = {consumer.name: consumer for consumer in by_generation}
-        self._affinity = Affinity(self._by_name)
-        self._unfilled = dict(self._by_name)  # all that have room, and some that had: to look at, where a thousand are busy
+        open_ones = (consumer for consumer in self._consumers if consumer.accepts)
+        by_generation = sorted(open_ones, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
+        return {consumer.name: consumer for consumer in by_generation}
+
+    @functools.cached_property
+    def _affinity(self) -> Affinity:
+        return Affinity(self._by_name)
+
+    @functools.cached_property
+    def _unfilled(self) -> dict[str, ConsumerLoad]:
+        """All that have room, and some that had: to look at, where a thousand are busy."""
+        return dict(self._by_name)
 
     @property
     def room(self) -> int:

@@ -35,8 +35,7 @@ class Board(RuledHoldings):
         parked_before = self.parked
         parts: dict[str, list[Part]] = {}
         size = 0
-        choosable = self._open
-        bound = choosable.bound(self.in_flight + min(limit, self.parked))  # as it will be; else all but the first would be above it
+        bound = self._open.bound(self.in_flight + min(limit, self.parked))  # as it will be; else all but the first would be above it
         while self._ready and size < limit:
             ticket = self._ready.popleft()
             ticket.queued = False
@@ -45,7 +44,7 @@ class Board(RuledHoldings):
             most = limit - size
             if self._ruled and (most := self._allowed(ticket, most, now_s)) <= 0:
                 continue
-            consumer = ticket.owner or choosable.choose(ticket, bound)
+            consumer = ticket.owner or self._open.choose(ticket, bound)
             if consumer is None:
                 ticket.queued = True
                 self._homeless.append(ticket)

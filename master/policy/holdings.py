@@ -24,7 +24,7 @@ class Holdings:
         self._refill_at = ticket_window // 2  # a ticket that fills its window is refilled in halves: each refill writes its record anew
         self.tickets: dict[bytes, Ticket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
-        self._choosable: OpenConsumers | None = None  # made when it is needed: a thousand may join one after the other
+        self._open = OpenConsumers(())
         self._ready: deque[Ticket] = deque()
         self._homeless: deque[Ticket] = deque()  # ready, but nobody had room or was there
         self._hidden: dict[bytes, None] = {}  # tickets that may move, of which Redis knows more than memory
@@ -86,15 +86,9 @@ class Holdings:
         self._rank()
         return tuple(name for name in unsure if name in self.tickets)
 
-    @property
-    def _open(self) -> OpenConsumers:
-        if self._choosable is None:
-            self._choosable = OpenConsumers(c for c in self.consumers.values() if c.accepts)
-        return self._choosable
-
     def _rank(self) -> None:
         """Who may be chosen has changed; what found nobody tries again."""
-        self._choosable = None
+        self._open = OpenConsumers(self.consumers.values())
         self._retry(self._homeless)
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
@@ -139,10 +133,7 @@ class Holdings:
             self._settle(ticket)
 
     def _ticket(self, name: bytes) -> Ticket:
-        ticket = self.tickets.get(name)
-        if ticket is None:
-            ticket = self.tickets[name] = Ticket(name)
-        return ticket
+        return self.tickets.get(name) or self.tickets.setdefault(name, Ticket(name))
 
     def _park(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
         """Put ids, in id order, to their places; usually all below or all above what is there."""
