@@ -71,7 +71,7 @@ class Rig:
     def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
         """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``."""
         self.hold()
-        self.begin(1, consumers, handler, {"USHER_LEADER_LEASE_SECONDS": "1", **environ}, pause_s=0.5)
+        self.begin(1, consumers, handler, environ, pause_s=0.5)
         self.wait_until_registered()
 
     def wait_until_registered(self) -> None:
@@ -170,6 +170,10 @@ class Rig:
     def memory(self) -> dict[str, float]:
         """Resident MiB of all programs and of Redis."""
         return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
+
+    def shares(self) -> dict[str, float]:
+        """MiB that each program has, its processes together, when each shared page is divided among those that share it."""
+        return {name: round(machine.pss_mib(program.pid), 1) for name, program in self._programs.items()}
 
     def redis_version(self) -> str:
         return redis_version(self.link)

@@ -151,7 +151,7 @@ def scale(handlers: str, messages: int | None, consumers: int | None, slots: int
     report(run, runs, ("messages_per_second", "floor_per_second", "ratio"), as_json)
 
 
-@bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory.")
+@bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory (the larger process of each).")
 @click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens.")
 @click.option("--masters", type=click.IntRange(1, 8), default=2, show_default=True, help="Master processes.")
 @CONSUMERS
@@ -162,7 +162,7 @@ def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, 
     report(
         lambda: measure_idle.idle(seconds, masters, consumers, not no_aof, os.environ),
         runs,
-        ("commands_per_second", "cpu_percent", "start_to_handled_seconds"),
+        ("commands_per_second", "cpu_percent", "start_to_handled_seconds", "master_mib", "consumer_mib"),
         as_json,
     )
 
