@@ -25,7 +25,7 @@ from master.roster import Member
 log = logging.getLogger(__name__)
 
 #: Consumers asked in one turn, and in a second: a thousand are not all asked at once, nor all within USHER_HEALTH_SECONDS.
-_SLICE, _PER_SECOND = 40, 200
+_SLICE, _PER_SECOND = 40, 100
 #: Of a health question.
 BOUNDS = Bounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
 

@@ -90,6 +90,8 @@ class RosterReader(Service):
         self._every_s = every_s
         self._tell = tell
         self._members: dict[str, Member] = {}
+        self._leases: list[str] = []  # the keys of theirs, and what these held: a thousand are compared twice a second
+        self._states: list[bytes | None] = []
         self._epoch: int | None = None  # under which they were read
         self._read_s = -math.inf
         self._news = False
@@ -110,6 +112,8 @@ class RosterReader(Service):
         elif self._is_due() or self._leases_changed():
             self._news, self._epoch, self._read_s = False, self._lead.epoch, now_s()
             self._members = members = read_roster(self._link, self._keys)
+            self._leases = [self._keys.lease(incarnation) for incarnation in members]
+            self._states = [member.state.encode() or None for member in members.values()]
             self._tell(members)
         return self._every_s
 
@@ -117,10 +121,7 @@ class RosterReader(Service):
         return self._news or self._epoch is None or self._epoch != self._lead.epoch or now_s() - self._read_s >= _ALL_EVERY_S
 
     def _leases_changed(self) -> bool:
-        if not self._members:
-            return False
-        states = self._link.call("MGET", *map(self._keys.lease, self._members))
-        return any((state or b"").decode() != member.state for state, member in zip(states, self._members.values(), strict=True))
+        return bool(self._leases) and self._link.call("MGET", *self._leases) != self._states
 
     def on_end(self) -> None:
         self._link.close()

@@ -151,7 +151,7 @@ def scale(handlers: str, messages: int | None, consumers: int | None, slots: int
     report(run, runs, ("messages_per_second", "floor_per_second", "ratio"), as_json)
 
 
-@bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory (the larger process of each).")
+@bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens.")
 @click.option("--masters", type=click.IntRange(1, 8), default=2, show_default=True, help="Master processes.")
 @CONSUMERS
