@@ -88,7 +88,7 @@ class Holdings:
 
     def _rank(self) -> None:
         """Who may be chosen has changed; what found nobody tries again."""
-        self._open = OpenConsumers(self.consumers.values())
+        self._open = OpenConsumers(list(self.consumers.values()))
         self._retry(self._homeless)
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
