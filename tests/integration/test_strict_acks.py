@@ -28,7 +28,7 @@ def _acker(world: World, keeper: LaneKeeper) -> Iterator[Acker]:
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
     steps = OwnerSteps(ScriptRunner(link), world.keys, owner.registration)
-    reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000)
+    reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000, 512)
     acker = Acker(link, steps, keeper, reporter, owner.incarnation, _NEVER_S, 0, lambda why: None)
     acker.start()
     try:
