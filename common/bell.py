@@ -6,11 +6,14 @@ The log event is written where the decision is made (``message_given_up``, ``mes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from common.keys import Keys
 from common.metrics import Metrics
 from common.service import Service
-from common.webhook import Webhook
+
+if TYPE_CHECKING:
+    from common.webhook import Webhook
 
 
 class Bell:
@@ -18,7 +21,11 @@ class Bell:
 
     def __init__(self, metrics: Metrics, webhook_url: str, program: str, keys: Keys) -> None:
         self._counter = metrics.dead_letters
-        self._webhook = Webhook(webhook_url, {"program": program, "stream": keys.stream, "group": keys.group}) if webhook_url else None
+        self._webhook: Webhook | None = None
+        if webhook_url:
+            from common.webhook import Webhook  # here, because few have one, and requests is 4 MiB of every consumer
+
+            self._webhook = Webhook(webhook_url, {"program": program, "stream": keys.stream, "group": keys.group})
 
     @property
     def services(self) -> Sequence[Service]:

@@ -122,8 +122,8 @@ class Keys:
 
     @property
     def changed(self) -> str:
-        """Stream, capped: tickets whose record somebody else than the leader changed, and changes of the rules; what wakes it. Written by
-        dead_letter, redrive, drop, change_rules."""
+        """Stream, capped: tickets whose record somebody else than the leader changed, changes of the rules, new consumers; what wakes it. Written by
+        dead_letter, redrive, drop, change_rules, register."""
         return self.prefix + "changed"
 
     @property

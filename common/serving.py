@@ -116,6 +116,8 @@ def serve(
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
     arbiter = _Arbiter(_Program(make, program, graceful_s, writer, bounds, tls), listener)
+    gc.collect()
+    gc.freeze()  # the arbiter and its worker share the pages of what is there now, as long as no collector writes into them
     try:
         arbiter.run()
     except SystemExit as ended:

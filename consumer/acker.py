@@ -96,6 +96,8 @@ class Acker(Service):
     def finished(self, item: Finished) -> None:
         """A handler returned."""
         self._ledger.add(item)
+        if item.lane is not None and not self._keeper.has_ready:
+            self._full.set()  # nothing goes on before this is written
         if self._idle:
             self._idle = False
             self.wake()
@@ -147,11 +149,11 @@ class Acker(Service):
 
     def _linger(self) -> None:
         """Wait a moment for more to finish, so that a batch is worth its call."""
-        self._full.clear()
         self._lingering = True
         if len(self._ledger) < BATCH and not self._given_up and not self.stopping:
             self._full.wait(self._flush_s)
         self._lingering = False
+        self._full.clear()  # what was set before now is written now
 
     def _flush(self) -> None:
         """Write all that is there now: first failures, then what finished, then the dead letters, which are behind it in their lanes."""

@@ -205,6 +205,11 @@ class LaneKeeper:
         return self._paused
 
     @property
+    def has_ready(self) -> bool:
+        """Whether a lane waits for a runner. A glance."""
+        return bool(self._board.ready)
+
+    @property
     def running(self) -> int:
         return self._board.running
 

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import requests
 import urllib3
+from urllib3.util import parse_url
 
 from common.clock import now_s
 from master.web.health_url import HealthHosts, UnfitUrl
@@ -23,6 +23,8 @@ from master.web.health_url import HealthHosts, UnfitUrl
 #: How often it is looked at whether a question takes too long in all.
 _LOOK_S = 0.5
 _AT_ONCE = 16
+#: Consumers to which a connection is kept.
+_MOST_KEPT = 5000
 
 
 class Bounds(NamedTuple):
@@ -49,12 +51,7 @@ class Asker:
         self._hosts = hosts
         self._bounds = bounds
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask")
-        self._session = requests.Session()
-        self._session.trust_env = False  # no proxy of the environment: the address that was registered is the one that is asked
-        self._session.verify = True if ca is None else str(ca.expanduser())
-        self._asking = _Asking()
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, self._asking)
+        self._asking = _Asking(ca)
 
     def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, Answer]:
         """What each of these health URLs answers, side by side; ``instead`` is asked in place of the ``end`` of each."""
@@ -67,33 +64,30 @@ class Asker:
         bounds = self._bounds
         try:
             url, host = self._hosts.pin(health_url, _resolve)
-            url, timeout = url.removesuffix(end) + instead, (bounds.connect_s, bounds.read_s)
-            with self._session.get(url, headers={"Host": host}, timeout=timeout, allow_redirects=False, stream=True) as response:
-                return Answer(response.status_code, response.raw.read(bounds.most_bytes))  # as it came: what is packed is not unpacked
+            url = url.removesuffix(end) + instead
+            return self._asking.get(url, host, urllib3.Timeout(connect=bounds.connect_s, read=bounds.read_s), bounds.most_bytes)
         except UnfitUrl as unfit:
             return Answer(unfit=str(unfit))
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError):
+        except (urllib3.exceptions.HTTPError, OSError, ValueError):
             return Answer()
         finally:
             self._asking.answered()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._session.close()
+        self._asking.clear()
 
 
-class _Asking(requests.adapters.HTTPAdapter):
+class _Asking(urllib3.PoolManager):
     """Asks an address, and checks the certificate for the name in the Host header. ``cut_late`` ends what takes too long in all: the limits of
-    requests are for each piece of an answer, and a server may send one byte at a time."""
+    urllib3 are for each piece of an answer, and a server may send one byte at a time. It knows no proxy: the address that was registered is the
+    one that is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, ca: Path | None) -> None:
         self._under_way: dict[int, tuple[Any, float]] = {}  # thread -> its connection, since when
-        super().__init__(pool_maxsize=_AT_ONCE, pool_connections=64, max_retries=0)
-
-    def init_poolmanager(self, *args: Any, **more: Any) -> None:
-        super().init_poolmanager(*args, **more)
+        super().__init__(_MOST_KEPT, maxsize=_AT_ONCE, retries=False, ca_certs=None if ca is None else str(ca.expanduser()))
         kinds = {"http": urllib3.HTTPConnectionPool, "https": urllib3.HTTPSConnectionPool}
-        self.poolmanager.pool_classes_by_scheme = {scheme: self._noted(kind) for scheme, kind in kinds.items()}
+        self.pool_classes_by_scheme = {scheme: self._noted(kind) for scheme, kind in kinds.items()}
 
     def _noted(self, pool: Any) -> Any:
         under_way = self._under_way
@@ -104,12 +98,17 @@ class _Asking(requests.adapters.HTTPAdapter):
 
         return type("_Pool", (pool,), {"ConnectionCls": type("_Connection", (pool.ConnectionCls,), {"request": request})})
 
-    def build_connection_pool_key_attributes(self, request: Any, verify: Any, cert: Any = None) -> Any:
-        host, pool = super().build_connection_pool_key_attributes(request, verify, cert)
-        if host["scheme"] == "https":
-            name = re.sub(r":[0-9]+$", "", request.headers["Host"]).strip("[]")
-            pool = {**pool, "server_hostname": name, "assert_hostname": name}  # type: ignore[typeddict-unknown-key]
-        return host, pool
+    def get(self, url: str, host: str, timeout: urllib3.Timeout, most_bytes: int) -> Answer:
+        """What is answered there. Raises HTTPError, OSError."""
+        at = parse_url(url)
+        name = re.sub(r":[0-9]+$", "", host).strip("[]")
+        tls = {"server_hostname": name, "assert_hostname": name} if at.scheme == "https" else {}
+        pool = self.connection_from_host(at.host, at.port, at.scheme, tls)
+        response = pool.urlopen("GET", at.request_uri, headers={"Host": host}, timeout=timeout, redirect=False, preload_content=False)
+        try:
+            return Answer(response.status, response.read(most_bytes, decode_content=False))  # as it came: what is packed is not unpacked
+        finally:
+            response.close()  # unless all of it was read: then the connection is kept
 
     def answered(self) -> None:
         """This thread's question is over."""

@@ -82,8 +82,10 @@ class Lead:
 
     def _set(self, epoch: int | None, leader_url: str | None) -> None:
         with self._lock:
-            self._epoch, self._doubted, self._leader_url = epoch, False, leader_url
-        self.on_change()
+            before = self._epoch, self._doubted, self._leader_url
+            self._epoch, self._doubted, self._leader_url = now = epoch, False, leader_url
+        if now != before:
+            self.on_change()
 
 
 class Held(NamedTuple):
@@ -128,7 +130,8 @@ class Elector(Service):
             early_s = self._next_election_s - now_s()
             if early_s > 0:
                 return early_s
-            self._elect(succeed=str(epoch) if doubted else "")
+            if doubted or not self._stands_by():
+                self._elect(succeed=str(epoch) if doubted else "")
             return min(_STANDBY_LOOK_S, self._lease_ms / 3000)
         if self._works():
             if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
@@ -140,6 +143,14 @@ class Elector(Service):
                 event(log, "lead_not_extended", level=logging.WARNING, epoch=epoch, why="the work that it is held for makes no progress")
             self._not_extended = epoch
         return self._lease_ms / 3000
+
+    def _stands_by(self) -> bool:
+        """Whether somebody else holds the lead: one plain look, because a standby looks twice a second for as long as it lives."""
+        _, _, holder = (self._link.call("GET", self._keys.leader) or b"").decode(errors="replace").partition(" ")
+        if holder in ("", self._holder):
+            return False
+        self._lead._set(None, holder.partition(" ")[2])
+        return True
 
     def _elect(self, succeed: str) -> None:
         reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed))

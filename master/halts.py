@@ -51,16 +51,17 @@ class Halts:
 
 
 class ChangeWatch(Service):
-    """Waits for names of tickets whose records others have changed, and for news of the rules."""
+    """Waits for names of tickets whose records others have changed, for news of the rules, and of consumers that came by another master."""
 
     name = "changes"
     _BLOCK_MS = 2000
 
-    def __init__(self, link: Link, changed_key: str, tell: Callable[[Changed], None]) -> None:
+    def __init__(self, link: Link, changed_key: str, tell: Callable[[Changed], None], on_registered: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._link = link
         self._key = changed_key
         self._tell = tell
+        self._on_registered = on_registered
         self._after = ZERO  # names of before: reading a record once more costs next to nothing, not hearing of one costs time
 
     def run_once(self) -> float:
@@ -75,6 +76,8 @@ class ChangeWatch(Service):
             entries = reply[0][1]
             tickets = frozenset(fields[1] for _, fields in entries if fields[0] == b"ticket")
             self._tell(Changed(tickets, any(fields[0] == b"rules" for _, fields in entries)))
+            if any(fields[0] == b"consumer" for _, fields in entries):
+                self._on_registered()
             self._after = entries[-1][0]
 
     def interrupt(self) -> None:

@@ -7,8 +7,9 @@ death, so that a consumer that still works in the meantime is never overlapped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from common.clock import now_s
 from common.errors import Fenced
 from common.keys import Keys
 from common.log import event
@@ -19,20 +20,25 @@ from master.asker import Asker, Bounds
 from master.elector import Lead
 from master.leader_steps import LeaderSteps
 from master.policy.liveness import judge
-from master.roster import Member, read_roster
+from master.roster import Member
 
 log = logging.getLogger(__name__)
 
+#: Consumers asked in one turn, and in a second: a thousand are not all asked at once, nor all within USHER_HEALTH_SECONDS.
+_SLICE, _PER_SECOND = 40, 100
 #: Of a health question.
 BOUNDS = Bounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
 
 
 class HealthChecker(Service):
-    """Pings all living consumers side by side while this master leads."""
+    """Asks all living consumers in rounds while this master leads, many side by side."""
 
     name = "health"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, limit: int, asker: Asker) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, lead: Lead, every_s: float, limit: int, asker: Asker, roster: Callable[[], Mapping[str, Member]]
+    ) -> None:
+        """``roster``: everybody who is registered, as the roster reader saw them last."""
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -41,7 +47,10 @@ class HealthChecker(Service):
         self._every_s = every_s
         self._limit = limit
         self._asker = asker  # ours
+        self._roster = roster
         self._silences: dict[str, int] = {}
+        self._unasked: dict[str, Member] = {}  # of this round
+        self._began_s = 0.0
         self.stalls_after_s = max(10.0, 4 * every_s + 60)
         self.revoked = 0
 
@@ -49,13 +58,26 @@ class HealthChecker(Service):
         epoch = self._lead.epoch
         if epoch is None:
             self._silences.clear()
+            self._unasked.clear()
             return self._every_s
-        members = {name: member for name, member in read_roster(self._link, self._keys).items() if member.state == "live"}
-        answers = self._ask_all(members)
-        self._silences = {name: 0 if well else self._silences.get(name, 0) + 1 for name, well in answers.items()}
+        if not self._unasked:
+            self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
+            self._silences = {name: self._silences.get(name, 0) for name in self._unasked}
+            self._began_s = now_s()
+        asked = {name: self._unasked.pop(name) for name in list(self._unasked)[:_SLICE]}
+        for name, well in self._ask_all(asked).items():
+            self._silences[name] = 0 if well else self._silences[name] + 1
+        if self._unasked:
+            return len(asked) / _PER_SECOND
+        self._judge(epoch)
+        return max(self._every_s - (now_s() - self._began_s), len(asked) / _PER_SECOND)
+
+    def _judge(self, epoch: int) -> None:
+        """At the end of a round, when everybody was asked."""
         verdict = judge(self._silences, self._limit)
         if verdict.own_network:
-            event(log, "most_are_silent", level=logging.WARNING, silent=sum(n >= self._limit for n in self._silences.values()), of=len(members))
+            silent = sum(count >= self._limit for count in self._silences.values())
+            event(log, "most_are_silent", level=logging.WARNING, silent=silent, of=len(self._silences))
         steps = LeaderSteps(self._scripts, self._keys, epoch, "")
         try:
             for incarnation in verdict.revoke:
@@ -64,7 +86,6 @@ class HealthChecker(Service):
                     event(log, "lease_revoked", level=logging.WARNING, consumer=incarnation, failures=self._silences[incarnation])
         except Fenced:
             self._lead.lost(epoch)
-        return self._every_s
 
     def _ask_all(self, members: Mapping[str, Member]) -> dict[str, bool]:
         """Whether each says that it is well."""

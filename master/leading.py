@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common import telemetry
 from common.bell import Bell
@@ -20,7 +20,7 @@ from master.janitor import Janitor
 from master.leader_steps import Rejected
 from master.limits import limits_of
 from master.place import Place
-from master.roster import RosterReader
+from master.roster import Member, RosterReader
 from master.trimming import Trimmer
 
 _TRIM_WORK_S = 2.0
@@ -38,9 +38,9 @@ class Leading:
         self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), doorbell)
         self.roster = RosterReader(link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post)
         asker = Asker(place.hosts, BOUNDS, settings.tls_ca)
-        self.health = HealthChecker(link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker)
+        self.health = HealthChecker(link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker, self._members)
         self._bell = Bell(metrics, settings.dead_letter_webhook, "master", keys)
-        changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post)
+        changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
         janitor = Janitor(link("reap"), keys, self.lead, settings.sweep_seconds)
         tracer = telemetry.tracer()
         self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
@@ -53,6 +53,9 @@ class Leading:
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
         if trim_s:
             self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.archived_only))
+
+    def _members(self) -> Mapping[str, Member]:
+        return self.roster.members
 
     def elector(self, url: str) -> Elector:
         """What wins the lead and holds it, for a master that is reached under ``url``."""

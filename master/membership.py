@@ -95,7 +95,7 @@ class Membership:
         former_lease = keys.lease(former.incarnation if former is not None else new.incarnation)
         reply = self._scripts.run(
             "register",
-            (keys.consumers, former_lease, keys.lease(new.incarnation)),
+            (keys.consumers, former_lease, keys.lease(new.incarnation), keys.changed),
             (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0"),
         )
         if reply[0] == b"HELD":

@@ -1,7 +1,7 @@
 """The pulse: what the page shows of the whole system, looked at once for all who look.
 
 While somebody looks, once a second, and closely: who is stuck, who lives. Else every other second, with one round trip, so that there is a
-history when somebody comes. Everybody who has a page open gets the same bytes, over connections that hold no thread.
+history when somebody comes; more rarely while nothing moves. Everybody who has a page open gets the same bytes, over connections that hold no thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from master.index_scan import IndexScan
 from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.alarms import BAD, Alarm, alarms
-from master.policy.pulse import Sample, point, rates
+from master.policy.pulse import Sample, is_still, point, rates
 from master.policy.stuck import Seen, stuck_rows
 from master.roster import STATES, Member, read_left_ms, read_roster, state_of, strangers
 from master.web.pages.text import ticket_url, visible
 
-#: Seconds between two looks, while somebody looks and else; and how long a page that was asked for counts as looking.
-_EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0
-#: Points of history: ten to twenty minutes.
+#: Seconds between two looks: while somebody looks, else, and while nothing moves either; and how long a page that was asked for counts as looking.
+_EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0, 10.0
+#: Points of history: ten to twenty minutes, or more where nothing moved.
 _HISTORY = 600
 #: Records of the index looked at in a turn, and stuck tickets told.
 _SLICE, _STUCK = 5_000, 50
@@ -49,6 +49,7 @@ class Pulse(Service):
     """``parked_of``: how many messages of a ticket this master has parked."""
 
     name = "pulse"
+    stalls_after_s = 3 * _STILL_EVERY_S
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, parked_of: Callable[[bytes], int]) -> None:
         super().__init__()
@@ -144,7 +145,8 @@ class Pulse(Service):
                 self._closely_s = now_s()
             self._fresh.notify_all()
         self._tell()
-        return max(0.05, (_EVERY_S if self._is_watched else _IDLE_EVERY_S) - (now_s() - began_s))
+        every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
+        return max(0.05, every_s - (now_s() - began_s))
 
     def on_end(self) -> None:
         self._link.close()

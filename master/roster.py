@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from common.clock import now_s
 from common.keys import Keys
 from common.log import event
 from common.redis_client import Link
@@ -17,6 +19,8 @@ from master.policy.rules import Rulebook
 
 log = logging.getLogger(__name__)
 
+#: How often all registrations are read, if nobody tells of a new one.
+_ALL_EVERY_S = 5.0
 #: What ``state_of`` tells.
 STATES = ("live", "paused", "draining", "revoked", "lost")
 
@@ -73,7 +77,8 @@ def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, 
 
 
 class RosterReader(Service):
-    """While this master leads: reads the roster again and again and tells who asked to know. ``wake`` it after a registration."""
+    """While this master leads: looks at the leases again and again, and tells the roster when one has changed. ``wake`` it after a registration;
+    one that it did not hear of is found with the next look at all of it."""
 
     name = "roster"
 
@@ -84,12 +89,39 @@ class RosterReader(Service):
         self._lead = lead
         self._every_s = every_s
         self._tell = tell
+        self._members: dict[str, Member] = {}
+        self._leases: list[str] = []  # the keys of theirs, and what these held: a thousand are compared twice a second
+        self._states: list[bytes | None] = []
+        self._epoch: int | None = None  # under which they were read
+        self._read_s = -math.inf
+        self._news = False
         self.stalls_after_s = max(10.0, 4 * every_s)
 
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """The roster as last seen; nobody while this master does not lead."""
+        return self._members
+
+    def wake(self) -> None:
+        self._news = True
+        super().wake()
+
     def run_once(self) -> float:
-        if self._lead.is_ours:  # a standby reads it when it adopts
-            self._tell(read_roster(self._link, self._keys))
+        if not self._lead.is_ours:  # a standby reads it when it adopts
+            self._members, self._epoch = {}, None
+        elif self._is_due() or self._leases_changed():
+            self._news, self._epoch, self._read_s = False, self._lead.epoch, now_s()
+            self._members = members = read_roster(self._link, self._keys)
+            self._leases = [self._keys.lease(incarnation) for incarnation in members]
+            self._states = [member.state.encode() or None for member in members.values()]
+            self._tell(members)
         return self._every_s
+
+    def _is_due(self) -> bool:
+        return self._news or self._epoch is None or self._epoch != self._lead.epoch or now_s() - self._read_s >= _ALL_EVERY_S
+
+    def _leases_changed(self) -> bool:
+        return bool(self._leases) and self._link.call("MGET", *self._leases) != self._states
 
     def on_end(self) -> None:
         self._link.close()

@@ -22,7 +22,7 @@ class MasterSettings(CommonSettings):
         16 * 1024 * 1024, ge=0, le=2**31, description="Size of an entry, all fields together, above which it becomes a dead letter unread; 0: any."
     )
     roster_seconds: float = Field(0.5, ge=0.05, le=60, description="How often leases are looked at.")
-    health_seconds: float = Field(2.0, ge=0.1, le=600, description="How often every consumer's health URL is asked.")
+    health_seconds: float = Field(2.0, ge=0.1, le=600, description="How often each consumer's health URL is asked; in all at most 100 a second.")
     health_failures: int = Field(5, ge=1, le=1000, description="Failed health answers in a row before a consumer's lease is revoked.")
     health_hosts: str = Field("127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks, names; comma separated.")
     sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")

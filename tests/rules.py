@@ -18,10 +18,10 @@ PACKAGES = ("common", "master", "consumer")
 
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    # bench/floor.py is what Usher is compared with: plain redis-py.
-    "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py"),
-    "hiredis": ("common/router/push_link.py", "master/audit/bulk.py"),
-    "requests": ("master/asker.py", "common/webhook.py", "*/cli.py", "*/commands/*.py"),
+    # bench/floor.py and bare.py are what Usher is compared with: plain redis-py.
+    "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py", "common/bench/bare.py"),
+    "hiredis": ("common/router/push_link.py", "master/audit/bulk.py", "common/bench/crowd.py"),
+    "requests": ("common/webhook.py", "*/cli.py", "*/commands/*.py"),
     "urllib3": ("consumer/master_client.py", "master/asker.py"),
     "flask": ("common/web.py", "common/web_*.py", "common/problem.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "common/web_auth.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),

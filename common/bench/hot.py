@@ -1,4 +1,4 @@
-"""One ticket with a million messages, and what the other tickets notice of it."""
+"""One ticket with a million messages, and what the other tickets notice of it; and how fast one ticket is by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, HOT_TICKET, read_waits
-from common.bench.measures import new_rig, send_on_schedule, warm_up
+from common.bench.measures import new_rig, seconds_for, send_on_schedule, warm_up
 from common.bench.rig import BenchFailed, Rig
 
 _FLOOD_PAGE = 1000
@@ -63,6 +63,33 @@ def hot(messages: int, others: int, rate: float, seconds: float, consumers: int,
             "redis_bytes_per_parked": round((memory["redis"] - before["redis"]) * 1024 * 1024 / max(1, parked)),
             "redis": rig.redis_version(),
         }
+
+
+def rate_of_one(messages: int, strict_messages: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    """One run: all messages are of one ticket and there before the clock starts. First pipelined, as by default; then ``strict_messages`` in a
+    fresh system where the next message starts when Redis has the acknowledgement of the one before."""
+    pipelined = _one_ticket(messages, {"USHER_ACK_MODE": "pipelined"}, consumers, durable, environ)
+    strict = _one_ticket(strict_messages, {"USHER_ACK_MODE": "strict"}, consumers, durable, environ)
+    return {
+        "messages": messages,
+        "strict_messages": strict_messages,
+        "consumers": consumers,
+        "appendonly": durable,
+        "messages_per_second": round(messages / pipelined["seconds"], 1),
+        "strict_per_second": round(strict_messages / strict["seconds"], 1),
+        "strict_seconds": strict["seconds"],
+        "strict_cpu_seconds": strict["cpu_seconds"],
+        **pipelined,
+    }
+
+
+def _one_ticket(messages: int, given: dict[str, str], consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    with new_rig(durable, environ) as (rig, _):
+        last_id = rig.fill([HOT_TICKET] * messages, b"x" * 100)
+        rig.stream.create_group(b"0-0")
+        rig.start_programs(consumers, "common.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000", **given})
+        seconds, cpu = seconds_for(rig, last_id)
+        return {"seconds": round(seconds, 3), "cpu_seconds": cpu, "rss_mib": rig.memory(), "redis": rig.redis_version()}
 
 
 class Flood:

@@ -28,6 +28,7 @@ def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: M
         took, cpu_after = time.monotonic() - began, rig.cpu()
         commands = _commands(rig) - before
         cpu = {name: cpu_after[name] - cpu_before[name] for name in cpu_after}
+        memory = rig.memory()
         return {
             "masters": masters,
             "consumers": consumers,
@@ -38,7 +39,10 @@ def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: M
             "commands": {name: round(count / took, 2) for name, count in commands.most_common()},
             "cpu_percent": round(100 * sum(cpu.values()) / took, 2),
             "cpu_seconds": {name: round(spent, 2) for name, spent in cpu.items()},
-            "rss_mib": rig.memory(),
+            "master_mib": max(memory[name] for name in memory if name.startswith("master")),
+            "consumer_mib": max(memory[name] for name in memory if name.startswith("consumer")),
+            "rss_mib": memory,
+            "pss_mib": rig.shares(),
             "redis": rig.redis_version(),
         }
 

@@ -57,6 +57,18 @@ def cpu_seconds(pid: int) -> float:
     return total / _TICKS
 
 
+def pss_mib(pid: int) -> float:
+    """Memory of the whole family, each shared page divided by the number of processes that share it."""
+    total_kib = 0
+    for member in family(pid):
+        try:
+            lines = (Path("/proc") / str(member) / "smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total_kib / 1024
+
+
 def rss_mib(pid: int) -> float:
     """Resident memory of the largest process of the family."""
     sizes = [0.0]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, read_waits
+from common.bench.handlers import DUE_FIELD, WARM
 from common.bench.rig import STREAM, BenchFailed, Rig, floor_seconds, zipf_tickets
 
 _SEED = 1
@@ -85,55 +85,18 @@ def _drained(
         return {"seconds": round(seconds, 3), "cpu_seconds": cpu, "rss_mib": rig.memory(), "redis": rig.redis_version()}
 
 
-def seconds_for(rig: Rig, last_id: bytes) -> tuple[float, dict[str, float]]:
-    """Let the programs begin: the seconds until all up to ``last_id`` is done, and the CPU seconds that it took."""
+def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
+    """Let the programs begin: the seconds until all above ``first`` up to ``last_id`` is done, but for ``held``, and the CPU seconds that it
+    took."""
     before = rig.cpu()
     rig.release()
-    rig.wait_until_begun()
+    rig.wait_until_begun(first)
     began = time.monotonic()
-    rig.wait_until_done(last_id, _PATIENCE_S)
+    rig.wait_until_done(last_id, _PATIENCE_S, held)
     seconds, after = time.monotonic() - began, rig.cpu()
     if rig.link.call("XLEN", rig.keys.dead):
         raise BenchFailed("messages became dead letters")
     return seconds, {name: round(after[name] - before[name], 2) for name in after}
-
-
-def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
-    """One run: messages on an open-loop schedule; the wait counts from when a message was due to be sent to the start of its handler."""
-    count = int(rate * seconds)
-    names = zipf_tickets(count, tickets, _SEED)
-    with new_rig(durable, environ) as (rig, folder):
-        waits_folder = folder / "waits"
-        waits_folder.mkdir()
-        rig.stream.create_group(b"0-0")
-        rig.start_programs(consumers, "common.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
-        rig.release()
-        warm_up(rig, payload)
-        cpu_before, began = rig.cpu(), time.monotonic()
-        last_id = send_on_schedule(rig, names, b"x" * payload, rate)
-        rig.wait_until_done(last_id, 60.0)
-        took = time.monotonic() - began
-        cpu_after = rig.cpu()
-        rig.end_programs()
-        waits = sorted(read_waits(waits_folder))
-        version = rig.redis_version()
-    if len(waits) < count * 0.9:
-        raise BenchFailed(f"only {len(waits)} of {count} messages were timed")
-    return {
-        "messages": count,
-        "rate": rate,
-        "tickets": tickets,
-        "payload_bytes": payload,
-        "consumers": consumers,
-        "appendonly": durable,
-        "timed": len(waits),
-        "p50_ms": round(waits[len(waits) // 2] / 1e6, 3),
-        "p99_ms": round(waits[int(len(waits) * 0.99)] / 1e6, 3),
-        "max_ms": round(waits[-1] / 1e6, 3),
-        "seconds": round(took, 2),
-        "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
-        "redis": version,
-    }
 
 
 def warm_up(rig: Rig, payload: int) -> None:

@@ -49,6 +49,7 @@ class Rig:
         self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
         self._redis = EmbeddedRedis(folder, durable=durable)
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self._urls: list[str] = []
         self._names = [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)]
         self._setting = STREAM if streams == 1 else f"{STREAM}:*"
         self.keys = Keys(Sources.parse(self._setting).work_stream(GROUP), GROUP)
@@ -69,11 +70,15 @@ class Rig:
 
     def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
         """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``."""
-        self.link.call("SET", self.keys.leader, _HOLD)
-        (url,) = self.begin(1, consumers, handler, {"USHER_LEADER_LEASE_SECONDS": "1", **environ}, pause_s=0.5)
-        names = {name for name in self._programs if name != "master"}
+        self.hold()
+        self.begin(1, consumers, handler, environ, pause_s=0.5)
+        self.wait_until_registered()
+
+    def wait_until_registered(self) -> None:
+        """Until all consumers are."""
+        names = {name for name in self._programs if name.startswith("consumer")}
         deadline_s = time.monotonic() + _READY_S
-        while living_consumers([url]) != names:
+        while not living_consumers(self._urls) >= names:
             if time.monotonic() > deadline_s:
                 raise BenchFailed(f"not all consumers registered in {_READY_S:.0f} s; their logs are above")
             self._check()
@@ -82,16 +87,21 @@ class Rig:
     def begin(self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0) -> list[str]:
         """Start programs, and wait for none; with a pause no consumer asks a master that does not listen yet. Returns the masters' URLs."""
         binds = [f"127.0.0.1:{free_port()}" for _ in range(masters)]
-        urls = [f"http://{bind}" for bind in binds]
-        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
-        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
-        base |= {"USHER_MASTER_URLS": ",".join(urls), **environ}
+        self._urls = [f"http://{bind}" for bind in binds]
         for number, bind in enumerate(binds, 1):
-            self._start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], base)
+            self._start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], environ)
         time.sleep(pause_s)
+        self.begin_consumers(consumers, handler, environ)
+        return self._urls
+
+    def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
+        """Start consumers of the masters that run."""
         for number in range(1, consumers + 1):
-            self._start(f"consumer-{number}", ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler], base)
-        return urls
+            self._start(f"consumer-{number}", ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler], environ)
+
+    def hold(self) -> None:
+        """Let no master lead; one that does loses the lead."""
+        self.link.call("SET", self.keys.leader, _HOLD)
 
     def release(self) -> None:
         """Let the master lead."""
@@ -112,6 +122,9 @@ class Rig:
         self._programs.clear()
 
     def _start(self, name: str, words: list[str], environ: dict[str, str]) -> None:
+        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
+        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
+        environ = base | {"USHER_MASTER_URLS": ",".join(self._urls), **environ}
         self._programs[name] = subprocess.Popen([*command_line(), *words], env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr)
 
     def _check(self) -> None:
@@ -121,20 +134,20 @@ class Rig:
 
     # ---- figures -------------------------------------------------------------------------------------------------------------
 
-    def wait_until_begun(self) -> None:
-        """Until the first entries were read."""
+    def wait_until_begun(self, after: bytes = b"0-0") -> None:
+        """Until the first entries were read, or the first ones behind ``after``."""
         deadline_s = time.monotonic() + _READY_S
-        while self.stream.last_delivered() == b"0-0":
+        while self.stream.last_delivered() == after:
             if time.monotonic() > deadline_s:
                 raise BenchFailed("nothing was read")
             time.sleep(_POLL_S / 5)
 
-    def wait_until_done(self, last_id: bytes, patience_s: float) -> None:
-        """Until everything up to ``last_id`` (or, of gathered messages, to an id that ends so) was read and acknowledged."""
+    def wait_until_done(self, last_id: bytes, patience_s: float, held: int = 0) -> None:
+        """Until everything up to ``last_id`` (or, of gathered messages, to an id that ends so) was read and, all but ``held``, acknowledged."""
         deadline_s = time.monotonic() + patience_s
         while True:
             facts = self.stream.group_facts()
-            if facts[b"last-delivered-id"].endswith(last_id) and facts[b"pending"] == 0:
+            if facts[b"last-delivered-id"].endswith(last_id) and facts[b"pending"] == held:
                 return
             if time.monotonic() > deadline_s:
                 raise BenchFailed(f"not done after {patience_s:.0f} s: {facts}")
@@ -157,6 +170,10 @@ class Rig:
     def memory(self) -> dict[str, float]:
         """Resident MiB of all programs and of Redis."""
         return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
+
+    def shares(self) -> dict[str, float]:
+        """MiB that each program has, its processes together, when each shared page is divided among those that share it."""
+        return {name: round(machine.pss_mib(program.pid), 1) for name, program in self._programs.items()}
 
     def redis_version(self) -> str:
         return redis_version(self.link)

@@ -15,28 +15,33 @@ from rich.table import Column, Table
 
 from common.bench import hot as measure_hot
 from common.bench import idle as measure_idle
+from common.bench import latency as measure_latency
 from common.bench import machine, measures
 from common.bench import router as router_bench
 from common.bench import scale as measure_scale
 from common.bench.rig import BenchFailed
 from common.cli import load_command
 
-_RUNS = click.option("--runs", type=click.IntRange(1, 50), default=3, show_default=True, help="Runs; the headline figures are medians.")
-_TICKETS = click.option("--tickets", type=click.IntRange(min=1), default=10_000, show_default=True, help="Different tickets (Zipf 1.0, seeded).")
-_PAYLOAD = click.option("--payload", type=click.IntRange(min=0), default=100, show_default=True, help="Bytes of payload per message.")
-_CONSUMERS = click.option("--consumers", type=click.IntRange(1, 32), default=2, show_default=True, help="Consumer processes.")
-_VOLATILE = click.option("--no-aof", is_flag=True, help="Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+RUNS = click.option("--runs", type=click.IntRange(1, 50), default=3, show_default=True, help="Runs; the headline figures are medians.")
+TICKETS = click.option("--tickets", type=click.IntRange(min=1), default=10_000, show_default=True, help="Different tickets (Zipf 1.0, seeded).")
+PAYLOAD = click.option("--payload", type=click.IntRange(min=0), default=100, show_default=True, help="Bytes of payload per message.")
+CONSUMERS = click.option("--consumers", type=click.IntRange(1, 32), default=2, show_default=True, help="Consumer processes.")
+VOLATILE = click.option("--no-aof", is_flag=True, help="Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+#: Measures in modules of their own, imported when called; that of the audit is the master's.
+_ELSEWHERE = {"audit": "master.commands.bench_audit:audit", "consumers": "common.commands.bench_consumers:consumers"}
 
 
 class _Benches(click.Group):
-    """The measures, and that of the audit, which is the master's and imported when called."""
+    """The measures."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "audit"]
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return load_command("master.commands.bench_audit:audit") if cmd_name == "audit" else super().get_command(ctx, cmd_name)
+        return load_command(_ELSEWHERE[cmd_name]) if cmd_name in _ELSEWHERE else super().get_command(ctx, cmd_name)
 
 
 @click.group(
@@ -49,26 +54,26 @@ def bench() -> None:
 
 @bench.command(help="Messages per second with a handler that does nothing, and the raw floor (2 processes, XREADGROUP + XACK, no order) beside it.")
 @click.option("--messages", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Messages per run.")
-@_TICKETS
-@_PAYLOAD
-@_CONSUMERS
-@_RUNS
-@_VOLATILE
+@TICKETS
+@PAYLOAD
+@CONSUMERS
+@RUNS
+@VOLATILE
 @click.option("--no-run-log", is_flag=True, help="Without the run log, to see what it costs.")
 @click.option("--streams", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Ticket streams; with more than one beside one.")
-@_JSON
+@JSON
 def throughput(
     messages: int, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, no_run_log: bool, streams: int, as_json: bool
 ) -> None:
     if streams > 1:
-        _report(
+        report(
             lambda: measures.many_streams(streams, messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log),
             runs,
             ("messages_per_second", "one_stream_per_second", "ratio"),
             as_json,
         )
         return
-    _report(
+    report(
         lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log),
         runs,
         ("messages_per_second", "floor_per_second", "ratio"),
@@ -76,38 +81,50 @@ def throughput(
     )
 
 
-@bench.command(help="Time from XADD (when it was due) to the start of the handler, at a fixed rate.")
+@bench.command(
+    help="Time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time to bare consumers (XREADGROUP "
+    "BLOCK, no order) of the same Redis."
+)
 @click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")
-@_TICKETS
-@_PAYLOAD
-@_CONSUMERS
-@_RUNS
-@_VOLATILE
-@_JSON
+@TICKETS
+@PAYLOAD
+@CONSUMERS
+@RUNS
+@VOLATILE
+@JSON
 def latency(rate: float, seconds: float, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
-    _report(
-        lambda: measures.latency(rate, seconds, tickets, payload, consumers, not no_aof, os.environ),
+    report(
+        lambda: measure_latency.latency(rate, seconds, tickets, payload, consumers, not no_aof, os.environ),
         runs,
-        ("p50_ms", "p99_ms", "max_ms"),
+        ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio"),
         as_json,
     )
 
 
 @bench.command(
-    help="What other tickets notice when one ticket gets a million messages: their waits alone, during the flood, and with the flood parked."
+    help="What other tickets notice when one ticket gets a million messages: their waits alone, during the flood, and with the flood parked. With "
+    "--rate-of-one how many messages of one ticket are handled per second, pipelined and strict (USHER_ACK_MODE)."
 )
-@click.option("--messages", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Messages of the hot ticket.")
+@click.option("--messages", type=click.IntRange(min=1000), help="Messages of the hot ticket. Default: 1,000,000, or 100,000 with --rate-of-one.")
+@click.option("--rate-of-one", is_flag=True, help="One ticket alone, all of it there before the clock starts; strict with a tenth of the messages.")
 @click.option("--others", type=click.IntRange(min=1), default=1000, show_default=True, help="Other tickets.")
 @click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second of the other tickets.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of each of the three phases.")
-@_CONSUMERS
-@_RUNS
-@_VOLATILE
-@_JSON
-def hot(messages: int, others: int, rate: float, seconds: float, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
-    _report(
-        lambda: measure_hot.hot(messages, others, rate, seconds, consumers, not no_aof, os.environ),
+@CONSUMERS
+@RUNS
+@VOLATILE
+@JSON
+def hot(
+    messages: int | None, rate_of_one: bool, others: int, rate: float, seconds: float, consumers: int, runs: int, no_aof: bool, as_json: bool
+) -> None:
+    if rate_of_one:
+        count = messages or 100_000
+        headline = ("messages_per_second", "strict_per_second")
+        report(lambda: measure_hot.rate_of_one(count, count // 10, consumers, not no_aof, os.environ), runs, headline, as_json)
+        return
+    report(
+        lambda: measure_hot.hot(messages or 1_000_000, others, rate, seconds, consumers, not no_aof, os.environ),
         runs,
         ("baseline_p99_ms", "during_p99_ms", "p99_ms", "p99_ratio"),
         as_json,
@@ -122,30 +139,30 @@ def hot(messages: int, others: int, rate: float, seconds: float, consumers: int,
 @click.option("--messages", type=click.IntRange(min=1000), help="Messages per run. Default: 50,000, or 5,000 where handlers compute.")
 @click.option("--consumers", type=click.IntRange(1, 32), help="Consumer processes. Default: 4, or 2 where handlers compute.")
 @click.option("--slots", type=click.IntRange(1, 1024), default=64, show_default=True, help="Handlers of each that wait at a time.")
-@_RUNS
-@_VOLATILE
-@_JSON
+@RUNS
+@VOLATILE
+@JSON
 def scale(handlers: str, messages: int | None, consumers: int | None, slots: int, runs: int, no_aof: bool, as_json: bool) -> None:
     def run() -> dict[str, Any]:
         if handlers == "wait":
             return measure_scale.waiting(messages or 50_000, consumers or 4, slots, not no_aof, os.environ)
         return measure_scale.computing(messages or 5_000, consumers or 2, not no_aof, os.environ)
 
-    _report(run, runs, ("messages_per_second", "floor_per_second", "ratio"), as_json)
+    report(run, runs, ("messages_per_second", "floor_per_second", "ratio"), as_json)
 
 
 @bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens.")
 @click.option("--masters", type=click.IntRange(1, 8), default=2, show_default=True, help="Master processes.")
-@_CONSUMERS
+@CONSUMERS
 @click.option("--runs", type=click.IntRange(1, 50), default=1, show_default=True, help="Runs; the headline figures are medians.")
-@_VOLATILE
-@_JSON
+@VOLATILE
+@JSON
 def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
-    _report(
+    report(
         lambda: measure_idle.idle(seconds, masters, consumers, not no_aof, os.environ),
         runs,
-        ("commands_per_second", "cpu_percent", "start_to_handled_seconds"),
+        ("commands_per_second", "cpu_percent", "start_to_handled_seconds", "master_mib", "consumer_mib"),
         as_json,
     )
 
@@ -159,7 +176,7 @@ _MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-drive
 @click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")
 @click.option("--idle-seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="How long nothing happens before it.")
 @click.option("--mode", type=click.Choice(list(_MODES)), default="both", show_default=True, help="How the router learns of entries.")
-@_JSON
+@JSON
 def router(streams: tuple[int, ...], rate: float, seconds: float, idle_seconds: float, mode: str, as_json: bool) -> None:
     document: dict[str, Any] = {"machine": machine.facts(""), "runs": []}
     try:
@@ -205,21 +222,21 @@ def _show_router(document: dict[str, Any]) -> None:
 @click.option("--rate", type=click.FloatRange(min=1), help="Commits per second: measure the time to the handler instead.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run with --rate.")
 @click.option("--sql", "sql_url", default="", help="An empty database, e.g. postgresql+psycopg://user@host/bench. Default: SQLite.")
-@_PAYLOAD
-@_RUNS
-@_VOLATILE
-@_JSON
+@PAYLOAD
+@RUNS
+@VOLATILE
+@JSON
 def outbox(rows: int, rate: float | None, seconds: float, sql_url: str, payload: int, runs: int, no_aof: bool, as_json: bool) -> None:
     module = importlib.import_module("common.bench.outbox")  # needs the extra `sql`
     if rate is None:
         headline: tuple[str, ...] = ("messages_per_second", "floor_per_second", "ratio")
-        _report(lambda: module.rows_per_second(rows, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)
+        report(lambda: module.rows_per_second(rows, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)
     else:
         headline = ("p50_ms", "p99_ms", "max_ms")
-        _report(lambda: module.latency(rate, seconds, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)
+        report(lambda: module.latency(rate, seconds, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)
 
 
-def _report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
+def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
     document: dict[str, Any] = {"machine": machine.facts(""), "runs": []}
     try:
         for number in range(1, count + 1):

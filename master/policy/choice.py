@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from master.policy.affinity import Affinity, load_bound
@@ -9,18 +10,42 @@ from master.policy.tickets import ConsumerLoad, Ticket
 
 
 class OpenConsumers:
-    """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live."""
+    """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live. Sorted at the first use: a
+    thousand may join one after the other."""
 
     def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
+        self._consumers = consumers
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, ConsumerLoad]:
         # An old look at the roster may bring a former incarnation back for a moment: the highest generation has the name.
-        by_generation = sorted(consumers, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
-        self._by_name = {consumer.name: consumer for consumer in by_generation}
-        self._affinity = Affinity(self._by_name)
+        open_ones = (consumer for consumer in self._consumers if consumer.accepts)
+        by_generation = sorted(open_ones, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
+        return {consumer.name: consumer for consumer in by_generation}
+
+    @functools.cached_property
+    def _affinity(self) -> Affinity:
+        return Affinity(self._by_name)
+
+    @functools.cached_property
+    def _unfilled(self) -> dict[str, ConsumerLoad]:
+        """All that have room, and some that had: to look at, where a thousand are busy."""
+        return dict(self._by_name)
 
     @property
     def room(self) -> int:
         """Messages that could be handed over to all of them together."""
-        return sum(max(0, consumer.room) for consumer in self._by_name.values())
+        return sum(consumer.room for consumer in self._with_room())
+
+    def has_room_again(self, consumer: ConsumerLoad) -> None:
+        """To be told of one that was full."""
+        if self._by_name.get(consumer.name) is consumer:
+            self._unfilled[consumer.name] = consumer
+
+    def _with_room(self) -> Iterable[ConsumerLoad]:
+        for name in [name for name, consumer in self._unfilled.items() if consumer.room <= 0]:
+            del self._unfilled[name]
+        return self._unfilled.values()
 
     def bound(self, in_flight: int) -> int:
         """Messages one of them may have in flight before tickets go to others, when ``in_flight`` is the sum."""
@@ -31,10 +56,9 @@ class OpenConsumers:
 
         One with a free handler slot is never over the bound: at low load tickets stay where they belong.
         """
-        names = self._affinity.ranking(ticket.name)
+        names, found = self._affinity.ranking(ticket.name), self._by_name.get
         for name in (ticket.home, *names) if ticket.home else names:
-            consumer = self._by_name.get(name)
-            if consumer is not None and consumer.in_flight < min(consumer.capacity, max(bound, consumer.slots)):
+            consumer = found(name)
+            if consumer is not None and (load := consumer.in_flight) < consumer.capacity and (load < bound or load < consumer.slots):
                 return consumer
-        best = min(self._by_name.values(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
-        return best if best is not None and best.room > 0 else None
+        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)

@@ -73,7 +73,11 @@ class Board(RuledHoldings):
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
     def _take(self, ticket: Ticket, consumer: ConsumerLoad, count: int, now_s: float) -> Part:
-        ids = [ticket.parked.popleft() for _ in range(count)]
+        if count == len(ticket.parked):  # as a rule: this runs for every ticket of every plan
+            ids = list(ticket.parked)
+            ticket.parked.clear()
+        else:
+            ids = [ticket.parked.popleft() for _ in range(count)]
         self.parked -= count
         ticket.running.update(dict.fromkeys(ids))
         part = Part(ticket.name, ticket.believed, ids)

@@ -88,7 +88,7 @@ class Holdings:
 
     def _rank(self) -> None:
         """Who may be chosen has changed; what found nobody tries again."""
-        self._open = OpenConsumers(c for c in self.consumers.values() if c.accepts)
+        self._open = OpenConsumers(list(self.consumers.values()))
         self._retry(self._homeless)
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
@@ -133,10 +133,7 @@ class Holdings:
             self._settle(ticket)
 
     def _ticket(self, name: bytes) -> Ticket:
-        ticket = self.tickets.get(name)
-        if ticket is None:
-            ticket = self.tickets[name] = Ticket(name)
-        return ticket
+        return self.tickets.get(name) or self.tickets.setdefault(name, Ticket(name))
 
     def _park(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
         """Put ids, in id order, to their places; usually all below or all above what is there."""
@@ -174,6 +171,8 @@ class Holdings:
         return answers
 
     def _lighter(self, consumer: ConsumerLoad, count: int) -> None:
+        if consumer.in_flight >= consumer.capacity:
+            self._open.has_room_again(consumer)
         consumer.in_flight -= count
         self.in_flight -= count
         if consumer.waiting:

@@ -57,7 +57,7 @@ def serving(speak: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[
 
 def _checker(hosts: HealthHosts, whole_s: float) -> HealthChecker:
     asking = Asker(hosts, BOUNDS._replace(whole_s=whole_s))
-    return HealthChecker(Link("redis://127.0.0.1:1/0", "x"), Keys("s", "g"), Lead(), 1.0, 3, asking)
+    return HealthChecker(Link("redis://127.0.0.1:1/0", "x"), Keys("s", "g"), Lead(), 1.0, 3, asking, dict)
 
 
 def _ask(url: str, hosts: HealthHosts | None = None, more: int = 0, whole_s: float = BOUNDS.whole_s) -> bool:

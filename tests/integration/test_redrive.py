@@ -25,7 +25,8 @@ def letters(world: World) -> DeadLetters:
 
 
 def _changed(world: World) -> list[bytes]:
-    return [fields[1] for _, fields in world.link.call("XRANGE", world.keys.changed, "-", "+")]
+    entries = world.link.call("XRANGE", world.keys.changed, "-", "+")
+    return [fields[1] for _, fields in entries if fields[0] == b"ticket"]
 
 
 def _halted(world: World) -> tuple[LeaderSteps, Owner, list[bytes], bytes]:

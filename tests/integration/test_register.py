@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.redis_client import Link
+from common.redis_client import CommandRefused, Link
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from master.membership import Membership, NameInUse, RegistrationOver
@@ -29,7 +29,7 @@ def _asked(name: str = "a", lock: str = NO_LOCK) -> Registration:
 def _register(world: World, believed: bytes, new: Registration, former: str = "none:0", proof: str = "0") -> list[object]:
     """The bare script."""
     keys = world.keys
-    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation))
+    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation), keys.changed)
     return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof)))
 
 
@@ -293,3 +293,14 @@ def test_when_others_always_come_first_it_is_given_up_for_now(world: World, monk
         world.members.register(_asked())
     assert world.link.call("KEYS", world.keys.lease("*")) == []
     other.close()
+
+
+def test_who_is_proven_dead_keeps_his_lease_when_the_call_fails(world: World) -> None:
+    """By ``changed`` the leader hears of the new one: what is no stream fails before anything has changed."""
+    former = _asked().with_generation(7)
+    _register(world, b"", former)
+    world.link.call("DEL", world.keys.changed)
+    world.link.call("SET", world.keys.changed, "somebody else's")
+    with world.unchanged(), pytest.raises(CommandRefused):
+        _register(world, former.dump(), _asked().with_generation(8), "a:7", "1")
+    world.link.call("DEL", world.keys.changed)

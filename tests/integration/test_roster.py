@@ -1,8 +1,16 @@
-"""The roster: who is registered, and who of them lives; read by the leader only, in two commands whatever their number."""
+"""The roster: who is registered, and who of them lives; read by the leader only, in two commands whatever their number, and in one while nothing
+has changed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
+from master import roster
 from master.elector import Lead
+from master.halts import ChangeWatch
+from master.mailbox import Changed
 from master.roster import Member, RosterReader, read_roster
 from tests.integration.factories import World
 
@@ -12,6 +20,27 @@ def _calls(world: World) -> dict[str, int]:
     lines = world.link.call("INFO", "commandstats").decode().splitlines()
     facts = {line.partition(":")[0].removeprefix("cmdstat_"): line.partition("calls=")[2].partition(",")[0] for line in lines if "calls=" in line}
     return {name: int(calls) for name, calls in facts.items() if name != "info"}
+
+
+def _spent(world: World, what: Callable[[], object]) -> dict[str, int]:
+    """The commands that ``what`` sends."""
+    before = _calls(world)
+    what()
+    return {name: count - before.get(name, 0) for name, count in _calls(world).items() if count != before.get(name, 0)}
+
+
+class _Reading:
+    """A roster reader of a leader, and what it told."""
+
+    def __init__(self, world: World) -> None:
+        self.told: list[dict[str, Member]] = []
+        self.lead = Lead()
+        self.reader = RosterReader(world.link, world.keys, self.lead, 0.5, self.told.append)
+        self.lead._set(7, None)
+
+    def states(self) -> dict[str, str]:
+        """As it told them last."""
+        return {name: member.state for name, member in self.told[-1].items()}
 
 
 def test_many_consumers_are_read_in_two_commands_and_each_has_the_state_of_its_lease(world: World) -> None:
@@ -43,3 +72,72 @@ def test_only_who_leads_looks(world: World) -> None:
     lead._set(7, None)
     reader.run_once()
     assert told == [{}]
+
+
+def test_while_nothing_changes_a_look_is_one_command_and_nothing_is_told(world: World) -> None:
+    world.join("a")
+    world.join("b")
+    reading = _Reading(world)
+    reading.reader.run_once()
+    assert _spent(world, reading.reader.run_once) == {"mget": 1}
+    assert len(reading.told) == 1
+
+
+@pytest.mark.parametrize("state", ["", "draining", "revoked"])
+def test_a_lease_that_ends_or_changes_is_told_at_the_next_look(world: World, state: str) -> None:
+    one, other = world.join("a"), world.join("b")
+    reading = _Reading(world)
+    reading.reader.run_once()
+    if state:
+        world.link.call("SET", world.keys.lease(other.incarnation), state, "KEEPTTL")
+    else:
+        world.end_lease(other)
+    reading.reader.run_once()
+    assert reading.states() == {one.incarnation: "live", other.incarnation: state}
+    reading.reader.run_once()
+    assert len(reading.told) == 2
+
+
+def test_who_comes_is_seen_after_a_wake_or_when_all_of_it_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.join("a")
+    reading = _Reading(world)
+    reading.reader.run_once()
+    world.join("b")
+    reading.reader.run_once()
+    assert len(reading.told) == 1
+    reading.reader.wake()
+    reading.reader.run_once()
+    assert len(reading.states()) == 2
+    world.join("c")
+    monkeypatch.setattr(roster, "_ALL_EVERY_S", 0.0)
+    reading.reader.run_once()
+    assert len(reading.states()) == 3
+
+
+def test_a_new_epoch_is_told_all_of_it_and_without_the_lead_nobody_is_known(world: World) -> None:
+    world.join("a")
+    reading = _Reading(world)
+    reading.reader.run_once()
+    reading.lead._set(8, None)
+    reading.reader.run_once()
+    assert len(reading.told) == 2
+    assert len(reading.reader.members) == 1
+    reading.lead.lost(8)
+    reading.reader.run_once()
+    assert reading.reader.members == {}
+
+
+def test_a_consumer_that_registers_at_whichever_master_is_heard_of_by_all(world: World) -> None:
+    """By the stream that every master waits at: the leader need not wait until all registrations are read again."""
+    heard: list[Changed] = []
+    woken: list[None] = []
+    changes = ChangeWatch(world.link, world.keys.changed, heard.append, lambda: woken.append(None))
+    changes.look(None)
+    assert woken == []
+    world.join("a")
+    changes.look(None)
+    assert woken == [None]
+    assert [(change.tickets, change.rules) for change in heard] == [(frozenset(), False)]
+    world.link.call("XADD", world.keys.changed, "*", "ticket", "T")
+    changes.look(None)
+    assert (woken, heard[-1].tickets) == ([None], frozenset({b"T"}))

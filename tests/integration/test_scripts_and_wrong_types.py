@@ -19,7 +19,7 @@ from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Target
 from tests.integration.factories import LEASE_MS, Owner, World, plan
 
-_KEYS = ("stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "lease", "inbox")
+_KEYS = ("stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "changed", "lease", "inbox")
 
 
 def _stage(world: World) -> tuple[LeaderSteps, Owner, Owner]:
@@ -68,6 +68,7 @@ _CALLS: dict[str, _Call] = {
 #: Steps that have done something when they fail, and why that is better than nothing.
 _HARMLESS = {
     ("register", "consumers"): "a generation was drawn, and nobody has it",
+    ("register", "changed"): "a generation was drawn, and nobody has it",
     ("ack", "attempts"): "what was handled is acknowledged all the same; the call that is repeated says GONE",
     ("ack", "runs"): "what was handled is acknowledged all the same; only the run log misses it",
     ("charge", "runs"): "the attempts are noted all the same; only the run log misses it",

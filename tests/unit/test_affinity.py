@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from master.policy import affinity
 from master.policy.affinity import Affinity, load_bound
 
 TICKETS = [b"ticket-%d" % number for number in range(4000)]
@@ -14,8 +16,8 @@ TICKETS = [b"ticket-%d" % number for number in range(4000)]
 
 def homes(*names: str) -> dict[bytes, str]:
     """The best ranked consumer of every ticket."""
-    affinity = Affinity(names)
-    return {ticket: affinity.ranking(ticket)[0] for ticket in TICKETS}
+    known = Affinity(names)
+    return {ticket: known.ranking(ticket)[0] for ticket in TICKETS}
 
 
 def test_the_ranking_depends_on_the_names_only_not_on_their_order_or_on_the_process() -> None:
@@ -59,3 +61,29 @@ def test_together_the_bounds_always_leave_room_for_one_more(in_flight: int, cons
 @given(st.integers(0, 10**7), st.integers(1, 1000))
 def test_nobody_is_given_more_than_a_quarter_above_the_mean(in_flight: int, consumers: int) -> None:
     assert load_bound(in_flight, consumers) <= 1.25 * (in_flight + 1) / consumers + 1
+
+
+MANY = [f"c{number}" for number in range(200)]
+
+
+def test_of_very_many_only_those_next_on_a_ring_are_ranked_and_all_masters_agree() -> None:
+    assert homes(*MANY) == homes(*reversed(MANY))
+    counted = Counter(homes(*MANY).values())
+    assert len(counted) > 0.95 * len(MANY)
+    assert max(counted.values()) < 4 * len(TICKETS) / len(MANY)
+
+
+def test_a_consumer_that_joins_very_many_moves_little() -> None:
+    before, after = homes(*MANY[1:]), homes(*MANY)
+    moved = [ticket for ticket in TICKETS if before[ticket] != after[ticket]]
+    assert any(after[ticket] == MANY[0] for ticket in moved)
+    assert len(moved) < 5 * len(TICKETS) / len(MANY)
+
+
+def test_the_cost_of_a_ranking_does_not_grow_with_the_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[str] = []
+    score = affinity._score
+    monkeypatch.setattr(affinity, "_score", lambda slot, name: scored.append(name) or score(slot, name))
+    Affinity(MANY).ranking(b"42")
+    Affinity(f"c{number}" for number in range(2000)).ranking(b"42")
+    assert len(scored) == 2 * affinity._LOOKED_AT

@@ -84,3 +84,26 @@ def test_of_two_incarnations_of_a_name_the_later_one_has_it() -> None:
     """A look at the roster that is older than the successor's registration brings its predecessor back for a moment."""
     former, later = consumer(BEST, generation=9), consumer(BEST, generation=10)
     assert chosen(former, later) == chosen(later, former) == f"{BEST}:10"
+
+
+def test_one_that_was_full_is_looked_at_again_when_it_is_not() -> None:
+    """Where a thousand are busy only those with room are looked at."""
+    full, other = consumer(BEST, 1, slots=1, capacity=1), consumer(SECOND, 99, slots=1)
+    everybody = OpenConsumers([full, other])
+    assert everybody.room == 1
+    assert everybody.choose(Ticket(b"42"), 0) is other
+    everybody.has_room_again(full)
+    full.in_flight -= 1
+    assert everybody.room == 2
+    assert everybody.choose(Ticket(b"42"), 0) is full
+
+
+def test_one_that_does_not_accept_work_is_not_there_and_does_not_come_back_by_having_room() -> None:
+    draining, former = consumer(BEST, 1, capacity=1), consumer(SECOND, 1, capacity=1)
+    draining.accepts = False
+    everybody = OpenConsumers([draining, consumer(SECOND, generation=2)])
+    for one in (draining, former):
+        everybody.has_room_again(one)
+        one.in_flight -= 1
+    assert everybody.room == 100
+    assert everybody.choose(Ticket(b"42"), 1) is not draining

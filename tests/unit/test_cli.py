@@ -186,3 +186,10 @@ def test_what_needs_no_extra_does_without_it(words: list[str]) -> None:
     program = f"import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run({words!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("program", ["master", "consumer"])
+def test_a_program_that_nobody_gave_a_webhook_does_not_carry_requests(program: str) -> None:
+    """Four MiB of each process, which it would never use."""
+    code = f"import sys, {program}.__main__; sys.exit('requests' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

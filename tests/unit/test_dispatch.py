@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from master.policy import choice
 from master.policy.affinity import Affinity
 from master.policy.plans import NOBODY, Verdict
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of
@@ -18,6 +19,23 @@ class TestPlan:
         arrive(board, b"T", 1, 2, 9, 10)
         ((_, handed),) = hand_over(board).items()
         assert handed == ids(1, 2, 9, 10)
+
+    def test_room_comes_back_with_what_is_acknowledged(self) -> None:
+        board = board_with("c1", capacity=2)
+        for number in (1, 2):
+            arrive(board, b"T%d" % number, number)
+        hand_over(board)
+        assert board.room == 0
+        freed(board, "c1:1", b"T1", ids(1))
+        assert board.room == 1
+
+    def test_a_thousand_that_join_one_after_the_other_are_ranked_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ranked: list[int] = []
+        monkeypatch.setattr(choice, "Affinity", lambda names: ranked.append(len(names)) or Affinity(names))
+        board = board_with(*(f"c{number}" for number in range(1000)))
+        arrive(board, b"T", 1)
+        hand_over(board)
+        assert ranked == [1000]
 
     def test_different_tickets_are_spread_over_the_consumers(self) -> None:
         board = board_with("c1", "c2", "c3")

@@ -1,0 +1,88 @@
+"""Health is asked in rounds: so many at a time, everybody once, and judged when everybody was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from common.registration import Registration
+from master import health_checker
+from master.elector import Lead
+from master.health_checker import HealthChecker
+from master.roster import Member
+from tests.integration.factories import World
+
+
+class _Asker:
+    """Nobody is asked: the test says who is well."""
+
+    def close(self) -> None: ...
+
+
+class _Checker(HealthChecker):
+    asked: list[list[str]]
+    silent: frozenset[str] = frozenset()
+
+    def _ask_all(self, members: Mapping[str, Member]) -> dict[str, bool]:
+        self.asked.append(list(members))
+        return {name: name not in self.silent for name in members}
+
+
+def _checker(world: World, members: Mapping[str, Member]) -> _Checker:
+    steps = world.elect()
+    lead = Lead()
+    lead._set(steps.epoch, None)
+    checker = _Checker(world.link, world.keys, lead, 2.0, 1, _Asker(), lambda: members)  # type: ignore[arg-type]
+    checker.asked = []
+    return checker
+
+
+def _members(count: int) -> dict[str, Member]:
+    made = [Registration(f"c{number}", "u", "http://127.0.0.1:1/", 1, 1, generation=1) for number in range(count)]
+    return {one.incarnation: Member(one, "live") for one in made}
+
+
+def test_few_are_asked_together_and_then_the_setting_says_when(world: World) -> None:
+    checker = _checker(world, _members(3))
+    assert 1.0 < checker.run_once() <= 2.0
+    assert 1.0 < checker.run_once() <= 2.0
+    assert checker.asked == [["c0:1", "c1:1", "c2:1"]] * 2
+
+
+def test_many_are_asked_one_slice_after_the_other_and_nobody_twice_in_a_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_checker, "_SLICE", 4)
+    members = _members(10)
+    checker = _checker(world, members)
+    pauses_s = [checker.run_once() for _ in range(3)]
+    assert [len(asked) for asked in checker.asked] == [4, 4, 2]
+    assert sorted(name for asked in checker.asked for name in asked) == sorted(members)
+    assert pauses_s[:2] == [4 / health_checker._PER_SECOND] * 2
+
+
+def test_a_silent_one_is_revoked_when_the_round_is_over_and_not_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At that moment all answers are new: whether most are silent cannot be told from a part of them."""
+    monkeypatch.setattr(health_checker, "_SLICE", 1)
+    one, two, three = world.join("a"), world.join("b"), world.join("c")
+    members = {owner.incarnation: Member(owner.registration, "live") for owner in (one, two, three)}
+    checker = _checker(world, members)
+    checker.silent = frozenset({one.incarnation})
+    checker.run_once()
+    checker.run_once()
+    assert world.lease(one) == b"live"
+    checker.run_once()
+    assert (world.lease(one), world.lease(two), world.lease(three)) == (b"revoked", b"live", b"live")
+
+
+def test_silences_are_forgotten_with_the_lead_and_with_the_consumer(world: World) -> None:
+    members = _members(3)
+    checker = _checker(world, members)
+    checker.silent, checker._limit = frozenset({"c0:1"}), 5
+    checker.run_once()
+    assert checker._silences["c0:1"] == 1
+    del members["c0:1"]
+    checker.run_once()
+    assert checker._silences == {"c1:1": 0, "c2:1": 0}
+    checker._lead._set(None, None)
+    checker.run_once()
+    assert checker._silences == {}

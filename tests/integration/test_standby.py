@@ -1,0 +1,54 @@
+"""What a standby costs while it waits: one plain look at the lead, and nobody is woken by what was known."""
+
+from __future__ import annotations
+
+from common.scripts import ScriptRunner
+from master.elector import Elector, Lead
+from tests.integration.factories import LEASE_MS, World
+from tests.integration.test_roster import _spent
+
+
+def _elector(world: World) -> tuple[Elector, Lead, list[str | None]]:
+    """A standby, and the leaders of which it told."""
+    lead, told = Lead(), list[str | None]()
+    lead.on_change = lambda: told.append(lead.leader_url)
+    return Elector(world.link, world.keys, lead, "http://two", LEASE_MS, lambda: True), lead, told
+
+
+def test_a_standby_looks_with_one_command_and_tells_once_who_leads(world: World) -> None:
+    world.elect("abc http://one")
+    elector, lead, told = _elector(world)
+    assert _spent(world, elector.run_once) == {"get": 1}
+    elector.run_once()
+    assert (lead.epoch, told) == (None, ["http://one"])
+
+
+def test_it_is_elected_at_the_first_look_at_which_nobody_leads(world: World) -> None:
+    world.elect("abc http://one")
+    elector, lead, told = _elector(world)
+    elector.run_once()
+    world.link.call("DEL", world.keys.leader)
+    elector.run_once()
+    assert lead.epoch is not None
+    assert told == ["http://one", "http://two"]
+
+
+def test_a_new_leader_elsewhere_is_told(world: World) -> None:
+    world.elect("abc http://one")
+    elector, _, told = _elector(world)
+    elector.run_once()
+    world.link.call("DEL", world.keys.leader)
+    ScriptRunner(world.link).run("elect", (world.keys.leader, world.keys.counters), ("abc http://three", LEASE_MS, ""))
+    elector.run_once()
+    assert told == ["http://one", "http://three"]
+
+
+def test_its_own_lease_of_a_lost_reply_is_succeeded(world: World) -> None:
+    elector, lead, _ = _elector(world)
+    elector.run_once()
+    former = lead.epoch
+    assert former is not None
+    lead.lost(former)
+    elector.run_once()
+    assert lead.epoch is not None
+    assert lead.epoch > former

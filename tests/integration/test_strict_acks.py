@@ -1,0 +1,91 @@
+"""USHER_ACK_MODE=strict: what a ticket waits for is written at once when nothing else can run, however long USHER_FLUSH_MS is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from common.redis_client import Link
+from common.scripts import ScriptRunner
+from consumer.acker import Acker
+from consumer.context import Message, OwnLease
+from consumer.lane_keeper import LaneKeeper
+from consumer.master_client import MasterClient
+from consumer.owner_steps import OwnerSteps
+from consumer.policy.acks import Finished
+from consumer.reporter import Reporter
+from tests.integration.factories import World
+
+_NEVER_S = 3600.0
+_PATIENCE_S = 20.0
+
+
+@contextmanager
+def _acker(world: World, keeper: LaneKeeper) -> Iterator[Acker]:
+    """A running acker of consumer ``a`` that waits for ever for more to finish, unless something tells it not to."""
+    owner = world.join("a")
+    world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
+    link = Link(world.link.url, "test:ack")
+    steps = OwnerSteps(ScriptRunner(link), world.keys, owner.registration)
+    reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000, 512)
+    acker = Acker(link, steps, keeper, reporter, owner.incarnation, _NEVER_S, 0, lambda why: None)
+    acker.start()
+    try:
+        yield acker
+    finally:
+        acker._full.set()
+        acker.stop()
+        assert acker.join(_PATIENCE_S)
+        reporter.on_end()
+
+
+def _wait_for(acker: Acker, acknowledged: int) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while acker.acknowledged < acknowledged:
+        assert time.monotonic() < deadline_s, "it waits for more to finish, and nothing can"
+        time.sleep(0.005)
+
+
+def _finish(keeper: LaneKeeper, acker: Acker, entry_id: bytes, strict: bool) -> None:
+    """As Executor.succeeded does."""
+    lane = keeper.take_now()
+    assert lane is not None
+    lane.queue.popleft()
+    if strict:
+        keeper.hold(lane)
+    acker.finished(Finished(b"T", entry_id, 1, 1, 1, 2, lane if strict else None))
+    if not strict:
+        keeper.release(lane, 1, 0.0)
+
+
+def _lanes() -> LaneKeeper:
+    keeper = LaneKeeper()
+    keeper.add([(b"T", [Message(b"T", entry_id, 1, [b"ticket_id", b"T"], OwnLease(60.0, 0.0)) for entry_id in (b"1-1", b"2-1")])])
+    return keeper
+
+
+def test_a_ticket_by_itself_does_not_wait_for_others_to_finish(world: World) -> None:
+    keeper = _lanes()
+    with _acker(world, keeper) as acker:
+        for count, entry_id in enumerate((b"1-1", b"2-1"), 1):
+            _finish(keeper, acker, entry_id, strict=True)
+            _wait_for(acker, count)
+    assert world.pending() == {}
+
+
+def test_while_others_can_run_more_is_waited_for(world: World) -> None:
+    keeper = _lanes()
+    keeper.add([(b"U", [Message(b"U", b"3-1", 1, [b"ticket_id", b"U"], OwnLease(60.0, 0.0))])])
+    with _acker(world, keeper) as acker:
+        _finish(keeper, acker, b"1-1", strict=True)
+        assert keeper.has_ready
+        assert not acker._full.is_set()
+
+
+def test_pipelined_messages_are_waited_for(world: World) -> None:
+    keeper = _lanes()
+    with _acker(world, keeper) as acker:
+        _finish(keeper, acker, b"1-1", strict=False)
+        assert not acker._full.is_set()
+        assert acker.acknowledged == 0

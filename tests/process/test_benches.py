@@ -1,0 +1,39 @@
+"""`usher bench`: a short run of measures that need whole systems. Their figures are nobody's here; that they end, and tell what they should."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from common.commands.supervision import command_line
+
+pytestmark = pytest.mark.process
+
+
+def _bench(folder: Path, *words: str) -> dict[str, Any]:
+    ended = subprocess.run([*command_line(), "bench", *words, "--runs", "1", "--no-aof", "--json"], cwd=folder, capture_output=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr.decode()
+    document: dict[str, Any] = orjson.loads(ended.stdout)
+    assert document["machine"]["cores"]
+    return document
+
+
+def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work(tmp_path: Path) -> None:
+    document = _bench(tmp_path, "consumers", "--registered", "30", "--messages", "2000", "--consumers", "1")
+    (run,) = document["runs"]
+    assert run["registered"] == 30
+    assert run["ratio"] == pytest.approx(run["messages_per_second"] / run["floor_per_second"], rel=0.05)
+    assert "crowd" in run["cpu_seconds"]
+
+
+def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
+    document = _bench(tmp_path, "latency", "--rate", "1000", "--seconds", "2", "--consumers", "1")
+    (run,) = document["runs"]
+    assert run["bare_timed"] == 2000
+    assert run["timed"] >= 1800
+    assert run["p99_ratio"] == pytest.approx(run["p99_ms"] / run["bare_p99_ms"], abs=0.01)
+    assert document["bare_p50_ms"] == run["bare_p50_ms"] > 0
