@@ -46,6 +46,14 @@ def _stream_id(value: str) -> str:
     return value
 
 
+def _one_line(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("must be one line of text, without control characters")
+    return value
+
+
+#: Text for people: any markup is shown literally, and nothing can end a line or colour a terminal.
+OneLine = Annotated[str, AfterValidator(_one_line)]
 StreamId = Annotated[str, AfterValidator(_stream_id), WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
 #: The length of a page in a query. More than the largest page is the largest page.
 PageLimit = Annotated[int, BeforeValidator(_only_digits), Field(ge=1, le=10**9 - 1)]

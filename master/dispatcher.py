@@ -15,6 +15,7 @@ from common.errors import Fenced, NotNow, ReplyUnknown
 from common.keys import Keys
 from common.log import event
 from common.redis_client import SAME_MEMORY, Link
+from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.stream_id import rank
@@ -221,6 +222,7 @@ class Dispatcher(Service):
             posted = self._mailbox.popleft()
             if isinstance(posted, Report):
                 posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids) for ticket, ids in posted.items]
+                posted.fenced = posted.incarnation not in self.board.consumers
                 posted.answered.set()
             elif isinstance(posted, Changed):
                 self._unsure.update(posted.tickets)
@@ -253,10 +255,13 @@ class Dispatcher(Service):
         self._rules_due = False
 
     def _lose(self, incarnation: str) -> None:
-        if not self._recoverer.has(incarnation) and self.board.lose(incarnation):
-            event(log, "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
-            self.counts.lost += incarnation in self._members  # one that left by a drain is not registered any more
-            self._recoverer.add(incarnation)
+        if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
+            # After a clean drain its name is not registered any more; what it gave back is free once it is recovered.
+            left = self._link.call("HGET", self._keys.consumers, name_of(incarnation)) is None
+            self.board.lose(incarnation)
+            event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
+            self.counts.lost += not left
+            self._recoverer.add(incarnation, quietly=left)
 
     def _reject(self) -> None:
         """Write the dead letters that are due. They are remembered until Redis has them."""

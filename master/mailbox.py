@@ -10,11 +10,12 @@ from master.roster import Member
 
 @dataclass
 class Report:
-    """Acknowledgements of one incarnation, posted by an HTTP thread, which waits for ``answered``."""
+    """Acknowledgements of one incarnation, posted by an HTTP thread, which waits for ``answered``. ``fenced``: the incarnation has ended."""
 
     incarnation: str
     items: list[tuple[bytes, list[bytes]]]
     answers: list[list[str]] | None = None
+    fenced: bool = False
     answered: threading.Event = field(default_factory=threading.Event)
 
 

@@ -11,7 +11,6 @@ from common.settings import CommonSettings, options
 from master.commands.looking import console, consumers_table, print_json, status_reader
 from master.commands.operator import caller, desk, tell
 from master.operations import Operations
-from master.policy.rules import LONGEST_REASON
 
 
 @click.group(help="Look at the registered consumers, drain and resume them.")
@@ -62,7 +61,7 @@ def _change(flags: dict[str, Any], name: str, reason: str, as_json: bool, what: 
     with desk(flags) as at:
         operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
         step = operations.drain if what == "drain" else operations.resume
-        changed = step(name, caller(reason[:LONGEST_REASON]))
+        changed = step(name, caller(reason))
     if changed is not None:
         tell(changed, as_json)
         return

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Protocol
 
 from flask import Blueprint, Response, request
@@ -12,8 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from common.openapi import tells
 from common.web import Problem, answer, read_json, read_model
-from common.web_fields import PageLimit, StreamId
-from master.actions import Action
+from common.web_fields import OneLine, PageLimit, StreamId
+from master.actions import FAILED, Action
+from master.actions import counted as counted
 from master.dead_letters import AT_ONCE, LetterPage, Outcome
 from master.policy.letters import DeadLetter, LetterFilter
 from master.policy.rules import LONGEST_REASON
@@ -94,7 +94,7 @@ class _Chosen(BaseModel):
     filter: _Filter | None = None
     limit: int = Field(AT_ONCE, ge=1, le=_MOST_IDS)
     cursor: StreamId | None = None
-    reason: str = Field("", max_length=LONGEST_REASON)
+    reason: OneLine = Field("", max_length=LONGEST_REASON)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> _Chosen:
@@ -142,9 +142,15 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
             # What is redriven and given up again meanwhile is not met: its letter is above the last one of now.
             page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
             ids, cursor = [letter.id for letter in page.letters], page.cursor
-        outcomes = [outcome for at in range(0, len(ids), AT_ONCE) for outcome in step(ids[at : at + AT_ONCE])]
-        if note is not None:
-            note(Action(by_caller(chosen.reason), what, chosen_letters(ids)), counted(outcome.word for outcome in outcomes))
+        outcomes: list[Outcome] = []
+        ended = FAILED
+        try:
+            for at in range(0, len(ids), AT_ONCE):
+                outcomes += step(ids[at : at + AT_ONCE])
+            ended = ""
+        finally:
+            if note is not None:
+                note(Action(by_caller(chosen.reason), what, chosen_letters(ids)), counted(outcome.word for outcome in outcomes) + ended)
         return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
 
     return api
@@ -153,11 +159,6 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
 def chosen_letters(ids: Sequence[bytes]) -> str:
     """What an action was done to, for its log: ``3 dead letters, from 5-1``."""
     return f"{len(ids)} dead letters" + (f", from {ids[0].decode()}" if ids else "")
-
-
-def counted(words: Iterable[str]) -> str:
-    """What became of them: ``added 2, gone 1``."""
-    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
 
 
 def whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:

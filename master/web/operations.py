@@ -23,12 +23,13 @@ import re
 from typing import Annotated, Any, Protocol
 
 from flask import Blueprint, Response, request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.message import LONGEST_TICKET
 from common.openapi import tells
+from common.registration import NAME
 from common.web import Problem, answer, read_json, read_model, unprocessable
-from common.web_fields import PageLimit, StreamId
+from common.web_fields import OneLine, PageLimit, StreamId
 from master.actions import Action as Done
 from master.actions import By
 from master.live_rules import Changed, TooManyRules
@@ -67,13 +68,7 @@ class OperationsPort(Protocol):
     def note(self, action: Done, outcome: str) -> None: ...
 
 
-def _reason(value: str) -> str:
-    if any(not char.isprintable() for char in value):
-        raise ValueError("must be one line of text")
-    return value
-
-
-_Reason = Annotated[str, Field(max_length=LONGEST_REASON), AfterValidator(_reason)]
+_Reason = Annotated[OneLine, Field(max_length=LONGEST_REASON)]
 
 
 class _NewRule(BaseModel):
@@ -93,8 +88,8 @@ class _NewRule(BaseModel):
             raise ValueError("give value, but none for everything")
         if len(self.value.encode("utf-8", "surrogatepass")) > LONGEST_TICKET:
             raise ValueError(f"value must be text of at most {LONGEST_TICKET} bytes")
-        if self.target == "consumer" and self.action != "pause":
-            raise ValueError("a consumer can only be paused")
+        if self.target == "consumer" and (self.action != "pause" or not NAME.fullmatch(self.value)):
+            raise ValueError("a consumer can only be paused, and its name is 1 to 64 of A-Z a-z 0-9 . _ -")
         return self
 
 

@@ -166,3 +166,24 @@ def test_the_dashboard_is_one_that_grafana_can_import() -> None:
     for panel in panels:
         assert panel["title"] and panel["gridPos"]["w"] + panel["gridPos"]["x"] <= 24
         assert panel["targets"] and all(names_in(target["expr"]) for target in panel["targets"])
+
+
+def test_who_drained_has_left_and_who_was_killed_is_lost_although_it_is_back_at_once(pages: Pages) -> None:
+    crew = pages.crew
+
+    def told(action: str, name: str) -> list[str]:
+        return [found["consumer"] for found in crew.events(action, "master") if found["consumer"].startswith(f"{name}:")]
+
+    def recoveries() -> float:
+        return max(pages.samples(url)["usher_recovery_seconds_count"] for url in crew.masters)
+
+    for name in ("c3", "c4"):
+        crew.start_consumer(name, "shop:handle")
+        crew.until(lambda name=name: told("consumer_joined", name), 30, f"{name} is there")
+    assert crew.stop("c3") == 0
+    crew.until(lambda: told("consumer_left", "c3"), 30, "c3 has left")
+    crew.kill_worker("c4")
+    crew.until(lambda: told("consumer_lost", "c4") and len(told("consumer_joined", "c4")) == 2, 30, "c4 is lost, and back")
+    crew.until(lambda: recoveries() == 2, 30, "of c2 and c4, and no other")
+    assert not told("consumer_lost", "c3") + told("consumer_recovered", "c3") + told("consumer_left", "c4")
+    assert max(pages.samples(url)["usher_consumers_lost_total"] for url in crew.masters) == 2
