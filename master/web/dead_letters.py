@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Protocol
 
 from flask import Blueprint, Response, request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.openapi import tells
 from common.web import Problem, answer, read_json, read_model
-from common.web_fields import OneLine, PageLimit, StreamId
+from common.web_fields import OneLine, PageLimit, StreamId, TicketId
 from master.actions import FAILED, Action
 from master.actions import counted as counted
 from master.dead_letters import AT_ONCE, LetterPage, Outcome
@@ -23,7 +23,6 @@ from master.web.documents import LetterOutcomes, Letters, WholeLetter
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
 _MOST_IDS = 500
-_LONGEST_TICKET_ID = 256
 
 
 class LetterPort(Protocol):
@@ -40,19 +39,13 @@ class LetterPort(Protocol):
     def drop(self, ids: list[bytes]) -> list[Outcome]: ...
 
 
-def _ticket_id(value: str) -> str:
-    if not 0 < len(value.encode()) <= _LONGEST_TICKET_ID:
-        raise ValueError(f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
-    return value
-
-
 _Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
 
 
 class _Filter(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    ticket: Annotated[str, Field(min_length=1, max_length=_LONGEST_TICKET_ID), AfterValidator(_ticket_id)] | None = None
+    ticket: TicketId | None = None
     reason: str = Field("", max_length=200)
     error: str = Field("", max_length=200)
     id: StreamId | None = None

@@ -34,7 +34,7 @@ from master.actions import Action as Done
 from master.actions import By
 from master.live_rules import Changed, TooManyRules
 from master.policy.rules import LONGEST_REASON, Action, Rule, Rulebook, Target
-from master.web.api import by_caller, read_ticket_id
+from master.web.api import TicketQuery, by_caller, read_ticket_id
 from master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleChange, Rules
 
 BODY = 8 * 1024
@@ -109,13 +109,18 @@ class _Page(BaseModel):
 
 
 def operation_routes(port: OperationsPort) -> Blueprint:
-    """``/api/tickets/{id}/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
+    """``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
     api = Blueprint("operations", __name__, url_prefix="/api")
 
     @api.get("/tickets/<rest:ticket_id>/explain")
     @tells("What a ticket waits for, and until when.", {200: Explanation}, problems={422: "ticket ids have 1 to 256 bytes"})
     def explain(ticket_id: str) -> Response:
         return answer(port.explain(read_ticket_id(_EXPLAIN)))
+
+    @api.get("/explain")
+    @tells("The same, for any id: in a path, some may be taken for something else.", {200: Explanation}, query=TicketQuery)
+    def explain_by_query() -> Response:
+        return answer(port.explain(read_model(TicketQuery, request.args.to_dict()).id))
 
     @api.get("/rules")
     @tells("The live rules that hold.", {200: Rules})
