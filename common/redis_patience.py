@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import time
@@ -21,11 +20,14 @@ def wait_for_redis(url: str) -> None:
     """``check_reachable``, but while Redis is away it waits, and says so. Raises StartRefused for what waiting does not mend: Redis refuses us,
     or is too old."""
     rng = random.Random()
-    for failures in itertools.count(1):
+    failures = 0
+    while True:
         try:
-            return check_reachable(url)
+            check_reachable(url)
+            return
         except StartRefused as refused:
             if not isinstance(refused.__cause__, NotNow):
                 raise
+            failures += 1
             event(log, "redis_is_away", level=logging.WARNING, why=str(refused), means="nothing starts before it answers")
             time.sleep(backoff_s(failures, _FIRST_S, _LONGEST_S, rng))
