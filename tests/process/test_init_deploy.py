@@ -172,6 +172,7 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> 
     kill_all_of(folder)
     second.process.wait(10)
     first.process.wait(10)
+    until(lambda: not processes_of(folder), 20, "all are gone")
 
 
 def requests_ready(urls: list[str]) -> bool:
