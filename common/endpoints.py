@@ -150,7 +150,8 @@ def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None) -
     for host, port in _hosts(parts):
         client = redis.Redis(host=host, port=port, **options)
         try:
-            state: Any = client.sentinel_masters().get(service)
+            masters: Any = client.sentinel_masters()
+            state = masters.get(service)
             if state is not None and state["is_master"] and not state["is_sdown"] and not state["is_odown"]:
                 return state["ip"], state["port"]
             trouble = "it is unknown there" if state is None else "it is down"

@@ -1,4 +1,4 @@
-"""``rediss+sentinel://`` and ``rediss+cluster://``: sentinels, masters and nodes are reached over TLS, and only with a certificate that is trusted."""
+"""``rediss+sentinel://`` and ``rediss+cluster://``: sentinels, masters and nodes over TLS, and only with a certificate that is trusted."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ Change = Callable[[str, Papers], str]
     ids=["a CA that nobody trusts", "a file that is not there", "no TLS"],
 )
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-def test_what_is_wrong_is_told_at_the_start_without_any_password(request: pytest.FixtureRequest, papers: Papers, kind: str, change: Change, told: str) -> None:
+def test_what_is_wrong_is_told_at_the_start_without_any_password(
+    request: pytest.FixtureRequest, papers: Papers, kind: str, change: Change, told: str
+) -> None:
     found = request.getfixturevalue(kind)
     url = change(f"{found[0]}&" if kind == "sentinel" else f"{found.url}?", papers)
     with pytest.raises((StartRefused, SettingsError), match=told) as refused:
