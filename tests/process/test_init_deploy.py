@@ -132,6 +132,25 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     assert not processes_of(folder)
 
 
+def test_systemd_finds_nothing_wrong_with_the_unit(folder: Path) -> None:
+    """`systemd-analyze verify` reads the file as systemd does, and looks whether what it names is there; nothing is started."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed here (Debian: apt-get install systemd): the unit is not verified")
+    host = one_host(folder)
+    unit = host.folder / "usher.service"
+
+    def verify() -> str:
+        done = subprocess.run([analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60)
+        return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if str(unit) in line or "usher.service" in line)
+
+    assert verify() == ""
+    unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=mixt").replace("ExecStart=/", "ExecStart=/nowhere/"))
+    told = verify()
+    assert "kill mode" in told.lower()
+    assert "/nowhere/" in told
+
+
 def check_users(host: HostFolder, folder: Path) -> None:
     """Every program works as its own user of Redis, and sees no other one's password."""
     admin = Link(host.settings["REDIS_URL_ADMIN"], "test")
