@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from supervisor.xmlrpc import SupervisorTransport
 
+from common.commands.leader import ask
 from common.commands.local import quiet_port
 from common.commands.supervision import environment
 from common.embedded import find_redis_server, free_port
@@ -43,6 +44,7 @@ class Supervised:
         (self.state / "logs").mkdir(parents=True)
         environ = environ_for(folder, USHER_REDIS_URL=f"redis://127.0.0.1:{self.redis_port}/0", USHER_HANDLER="shop:handle")
         port = quiet_port(1, random.Random())
+        self.master = f"http://127.0.0.1:{port}"
         whole = environment(environ, self.state, consumers=1, masters=1, port=port, redis_port=None, stop_seconds=10)
         self.environ = whole | {"USHER_AUTOSTART": "true", "USHER_LEASE_SECONDS": "3", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
@@ -56,6 +58,10 @@ class Supervised:
         assert isinstance(rows, list)
         return {row["group"]: row["statename"] for row in rows if row["group"] in ("master", "consumer")}
 
+    @property
+    def is_up(self) -> bool:
+        return Path(self.environ["USHER_CONTROL_SOCKET"]).exists()
+
     def log(self) -> str:
         return "\n".join(file.read_text(errors="replace") for file in sorted((self.state / "logs").iterdir()))
 
@@ -63,18 +69,22 @@ class Supervised:
 @pytest.fixture
 def supervised(folder: Path) -> Iterator[Supervised]:
     made = Supervised(folder)
+    until(lambda: made.is_up, 30, "supervisord answers")
     yield made
     made.process.send_signal(signal.SIGTERM)
     made.process.wait(60)
 
 
 def test_redis_away_for_longer_than_any_retry_and_then_back(supervised: Supervised, folder: Path) -> None:
-    def all_wait() -> bool:
+    def all_have_noticed() -> bool:
+        assert "FATAL" not in supervised.states().values(), supervised.log()
         logs = [file.read_text() for file in (supervised.state / "logs").glob("[mc]*.log")]
-        return len(logs) == 2 and all(text.count("redis_is_away") >= 3 for text in logs)
+        return len(logs) == 2 and all("redis_is_away" in text and "turn_failed" in text for text in logs)
 
-    until(all_wait, 60, "master and consumer say that they wait")
-    assert supervised.states() == {"master": "RUNNING", "consumer": "RUNNING"}, supervised.log()
+    until(all_have_noticed, 60, "master and consumer have noticed")
+    until(lambda: ask(f"{supervised.master}/api/health/live").status == 200, 60, "it is alive: a restart would mend nothing")
+    assert ask(f"{supervised.master}/api/health/ready").status == 503
+    until(lambda: supervised.states() == {"master": "RUNNING", "consumer": "RUNNING"}, 20, "both run")
     words = [str(find_redis_server()), "--port", str(supervised.redis_port), "--save", "", "--dir", str(folder)]
     server = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=folder)
     link = Link(f"redis://127.0.0.1:{supervised.redis_port}/0", "test")
