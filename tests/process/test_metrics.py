@@ -8,10 +8,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import requests
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.embedded import EmbeddedRedis
@@ -139,6 +141,24 @@ def test_lag_is_plain_json_for_autoscalers(pages: Pages) -> None:
     for url in pages.crew.masters:
         document = requests.get(f"{url}/api/lag", timeout=20).json()
         assert (document["lag"], document["unfinished"], document["consumers"], document["lag_is_exact"]) == (0, 0, 1, True)
+
+
+def test_what_the_readme_tells_kubernetes_and_keda_is_there(pages: Pages) -> None:
+    """The YAML of the README that `usher init-deploy` writes, asked as a kubelet and KEDA's scalers ask."""
+    text = (ROOT / "deploy" / "init" / "README.md.j2").read_text()
+    told = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    probes = {name: probe for document in told for name, probe in document.items() if name.endswith("Probe")}
+    assert set(probes) == {"livenessProbe", "readinessProbe"}
+    triggers = {trigger["type"]: trigger["metadata"] for document in told for trigger in document.get("triggers", ())}
+    assert set(triggers) == {"metrics-api", "prometheus"}
+    for url in [*pages.crew.masters, pages.consumer_urls["c1"]]:
+        for probe in probes.values():
+            assert requests.get(url + probe["httpGet"]["path"], timeout=20).status_code == 200
+    for url in pages.crew.masters:
+        document = requests.get(url + urlsplit(triggers["metrics-api"]["url"]).path, timeout=20).json()
+        assert document[triggers["metrics-api"]["valueLocation"]] == 0
+        [name] = re.findall(r"^max\((\w+)\)$", triggers["prometheus"]["query"])
+        assert pages.samples(url)[name] == 0
 
 
 def test_dashboard_and_alerts_ask_only_for_what_there_is(pages: Pages) -> None:
