@@ -42,7 +42,7 @@ class Leading:
         bell_link = link("doorbell")
         doorbell = Doorbell(bell_link, TicketStream(bell_link, keys), self.dispatcher.ring)
         changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post)
-        janitor = Janitor(link("reap"), keys, self.lead, settings.sweep_seconds)
+        janitor = Janitor(link("reap"), keys, self.lead, settings.sweep_seconds, lambda name: name in self.dispatcher.board.consumers)
         tracer = telemetry.tracer()
         self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
         self.dispatcher.doorbell = doorbell
