@@ -226,9 +226,7 @@ class Dispatcher(Service):
         for _ in range(len(self._mailbox)):
             posted = self._mailbox.popleft()
             if isinstance(posted, Report):
-                posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids) for ticket, ids in posted.items]
-                posted.fenced = posted.incarnation not in self.board.consumers
-                posted.answered.set()
+                posted.answer(self.board)
             elif isinstance(posted, Changed):
                 self._unsure.update(posted.tickets)
                 self._rules_due |= posted.rules
@@ -247,8 +245,7 @@ class Dispatcher(Service):
                 self.board.join(incarnation, registration.name, registration.slots, registration.capacity, accepts)
                 event(log, "consumer_joined" if known is None else "consumer_changed", consumer=incarnation, state=member.state)
         for incarnation in list(self.board.consumers):
-            member_now = members.get(incarnation)
-            if member_now is None or not member_now.alive:
+            if incarnation not in members or not members[incarnation].alive:
                 self._lose(incarnation)
 
     def _follow_rules(self) -> None:
@@ -261,7 +258,7 @@ class Dispatcher(Service):
 
     def _lose(self, incarnation: str) -> None:
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
-            # After a clean drain its name is not registered any more; what it gave back is free once it is recovered.
+            # After a clean drain its name is not registered any more.
             left = self._link.call("HGET", self._keys.consumers, name_of(incarnation)) is None
             self.board.lose(incarnation)
             event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from master.policy.dispatch import Board
 from master.roster import Member
 
 
@@ -17,6 +18,12 @@ class Report:
     answers: list[list[str]] | None = None
     fenced: bool = False
     answered: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, board: Board) -> None:
+        """Free what is done, and say so to whoever waits."""
+        self.answers = [board.acknowledged(self.incarnation, ticket, ids) for ticket, ids in self.items]
+        self.fenced = self.incarnation not in board.consumers
+        self.answered.set()
 
 
 @dataclass(frozen=True)
