@@ -135,8 +135,7 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
             # What is redriven and given up again meanwhile is not met: its letter is above the last one of now.
             page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
             ids, cursor = [letter.id for letter in page.letters], page.cursor
-        outcomes: list[Outcome] = []
-        ended = FAILED
+        outcomes, ended = [], FAILED
         try:
             for at in range(0, len(ids), AT_ONCE):
                 outcomes += step(ids[at : at + AT_ONCE])
