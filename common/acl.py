@@ -9,8 +9,9 @@ acknowledge any entry of the stream, and an auditor could write where it reads.
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.keys import Keys, LogKeys, uid_key
@@ -42,10 +43,10 @@ class Program:
         own = (*(_CONNECT if self.connects else ()), *(_SCRIPTS if self.scripts else ()))
         return tuple(sorted({*own, *self.sends, *(command for name in self.scripts for command in commands_of(name))}))
 
-    def line(self) -> str:
-        """Its line in the file. Nobody can log in with it before it gets a password."""
+    def line(self, password: str = "") -> str:
+        """Its line in the file; without a password nobody can log in with it."""
         keys = " ".join(f"~{key}" for key in self.keys)
-        return f"user {self.name} off resetpass resetkeys resetchannels -@all {keys} {' '.join(f'+{command}' for command in self.commands)}"
+        return f"user {self.name} {_entry(password)} resetkeys resetchannels -@all {keys} {' '.join(f'+{command}' for command in self.commands)}"
 
     def uses(self, command: Sequence[object]) -> bool:
         """Whether it may send ``command`` on the keys in it."""
@@ -113,20 +114,37 @@ _AUDITOR_SENDS = (
 _HEAD = """\
 # Users of Redis for Usher, as few rights as each kind of program needs. Made by
 # `usher acl --ticket-stream {stream} --group {group}`.
-# Use: give each user that you need a password (`on >the-password` in place of `off resetpass`, or `on #sha256-of-it`), then start Redis with
-# `aclfile /etc/redis/users.acl`, or ACL LOAD. Programs name theirs in the URL: redis://consumer:the-password@host:6379/0.
+# Use: give each user that you need a password (`on >the-password` in place of `off resetpass`, or `on #sha256-of-it`), then `include` this file in
+# redis.conf; or, where ACL LOAD is wanted, `grep ^user users.acl > /etc/redis/aclfile`: an aclfile may have no comments.
+# Programs name theirs in the URL: redis://consumer:the-password@host:6379/0.
 # Nobody may do anything as `default`; keep a user of your own for administration: `user admin on >... ~* &* +@all`.
 # Rights are by kind of program, not by name: a consumer's user may touch what belongs to other consumers of the same stream. And they are for all
 # keys of a user alike (Redis 6.2): who may trim an inbox may trim the stream. It confines mistakes and break-ins to this one system, no further.
 """
 
 
-def acl_file(stream: str, group: str, sources: Sequence[str] = ()) -> str:
-    """The whole file; see ``programs``."""
-    lines = [_HEAD.format(stream=','.join(sources) or stream, group=group), "user default off resetpass resetkeys resetchannels -@all"]
+_NOBODY = "user default off resetpass resetkeys resetchannels -@all"
+#: Who may do everything, in a file with passwords.
+ADMIN = "admin"
+#: The names of all users of a file with passwords.
+USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "auditor", ADMIN)
+
+
+def acl_file(stream: str, group: str, sources: Sequence[str] = (), passwords: Mapping[str, str] | None = None) -> str:
+    """The whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is an aclfile that is ready to be used, with but their
+    hashes, and without comments: Redis takes none there."""
+    if passwords:
+        lines = [_NOBODY, *(program.line(passwords[program.name]) for program in programs(stream, group, sources))]
+        return "\n".join([*lines, f"user {ADMIN} {_entry(passwords[ADMIN])} ~* &* +@all"]) + "\n"
+    lines = [_HEAD.format(stream=','.join(sources) or stream, group=group), _NOBODY]
     for program in programs(stream, group, sources):
         lines += ["", f"# {program.about}", program.line()]
     return "\n".join(lines) + "\n"
+
+
+def _entry(password: str) -> str:
+    """How one gets in."""
+    return f"on resetpass #{hashlib.sha256(password.encode()).hexdigest()}" if password else "off resetpass"
 
 
 def _plain(name: str) -> str:

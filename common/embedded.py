@@ -33,11 +33,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import click
 
-from common.endpoints import CLUSTER, near
+from common.endpoints import CLUSTER, mode, near
 from common.errors import NotNow, ReplyUnknown, StartRefused
 from common.redis_client import Link
 from common.settings import CommonSettings
@@ -345,7 +345,7 @@ def resolve_redis_url(settings: CommonSettings) -> str:
 def _near(url: str, settings: CommonSettings) -> str:
     """``near`` for what the settings name. Raises StartRefused when it cannot lie in one slot of a cluster."""
     sources = settings.sources
-    if sources is not None and urlsplit(url).scheme == CLUSTER and sources.tag is None:
+    if sources is not None and mode(url) == CLUSTER and sources.tag is None:
         raise StartRefused(
             f"USHER_TICKET_STREAM: in a cluster all streams that are taken in must share one hash tag, as in orders{{t}},billing{{t}} or "
             f"tickets{{t}}:* (it is {settings.ticket_stream!r})"

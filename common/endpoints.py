@@ -6,19 +6,21 @@ node that has the stream's slot. All keys of a ticket stream lie in one slot, so
 ``redis+sentinel://[user:password@]host:port[,host:port]/service[/db]``   the master of ``service``; asked anew at every connect.
                                                                           ``?sentinel_password=...`` if the sentinels want one
 ``redis+cluster://[user:password@]host:port[,host:port]``                 the node of the stream's slot; asked anew at every connect
+``rediss+sentinel://...`` ``rediss+cluster://...``                        the same over TLS, to sentinels and nodes too. Options as in
+                                                                          ``rediss://``: ``?ssl_ca_certs=/etc/ssl/own-ca.pem``
 ========================================================================  =====================================================
 """
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.crc import key_slot
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from common.errors import StartRefused
 from common.keys import Keys
@@ -26,7 +28,18 @@ from common.keys import Keys
 SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
 #: Longest wait for one sentinel, or one node, to say where the server is: one that is gone must not use up the time of a lease.
 _ASK_TIMEOUT_S = 1.0
-SCHEMES = ("redis", "rediss", "unix", SENTINEL, CLUSTER)
+_SENTINEL_PASSWORD = "sentinel_password"
+_OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
+
+
+def mode(url: str) -> str:
+    """The scheme of the URL, but for TLS.
+
+    >>> mode("rediss+cluster://host:6379"), mode("redis+sentinel://host:26379/usher"), mode("unix:///tmp/s")
+    ('redis+cluster', 'redis+sentinel', 'unix')
+    """
+    scheme = urlsplit(url).scheme
+    return _OVER_TLS.get(scheme, scheme)
 
 
 def near(url: str, stream: str) -> str:
@@ -35,7 +48,7 @@ def near(url: str, stream: str) -> str:
     Raises StartRefused when the keys of a stream of that name cannot lie in one slot.
     """
     parts = urlsplit(url)
-    if parts.scheme != CLUSTER:
+    if mode(url) != CLUSTER:
         return url
     if key_slot(stream.encode()) != key_slot(Keys(stream, "").prefix.encode()):
         raise StartRefused(f"USHER_TICKET_STREAM: in a cluster a name with a '}}' must have a hash tag, as in orders{{1}} (it is {stream!r})")
@@ -44,21 +57,21 @@ def near(url: str, stream: str) -> str:
 
 def in_reach(url: str, key: bytes) -> bool:
     """Whether a connection to where the URL leads can read ``key``: in a cluster, one in the slot of the stream that ``near`` has noted."""
-    parts = urlsplit(url)
-    return parts.scheme != CLUSTER or key_slot(key) == key_slot(unquote(parts.fragment).encode())
+    return mode(url) != CLUSTER or key_slot(key) == key_slot(unquote(urlsplit(url).fragment).encode())
 
 
 def is_fixed(url: str) -> bool:
     """Whether the URL always means the same address."""
-    return urlsplit(url).scheme not in (SENTINEL, CLUSTER)
+    return mode(url) not in (SENTINEL, CLUSTER)
 
 
 def check(url: str) -> None:
     """Raise ValueError when a URL with a mode of its own cannot be read; nobody is asked."""
     parts = urlsplit(url)
-    if parts.scheme in (SENTINEL, CLUSTER):
+    if not is_fixed(url):
         _hosts(parts)
-    if parts.scheme == SENTINEL:
+        _tls(parts)
+    if mode(url) == SENTINEL:
         _service(parts)
 
 
@@ -82,10 +95,21 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
         if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
             pool.connection_kwargs.pop("socket_keepalive", None)
         return pool.make_connection()
-    parts = urlsplit(url)
-    host, port = _sentinel_master(parts, timeout_s) if parts.scheme == SENTINEL else _slot_owner(parts, options)
-    database = _service(parts)[1] if parts.scheme == SENTINEL else 0
-    return redis.Connection(host=host, port=port, db=database, **_credentials(parts), **options)
+    parts, at_sentinels = urlsplit(url), mode(url) == SENTINEL
+    tls = _tls(parts)
+    options |= _credentials(parts) | (tls or {})
+    kind = redis.Connection if tls is None else redis.SSLConnection
+    host, port = _sentinel_master(parts, timeout_s, tls) if at_sentinels else _slot_owner(parts, kind, options)
+    return kind(host=host, port=port, db=_service(parts)[1] if at_sentinels else 0, **options)
+
+
+def _tls(parts: Any) -> dict[str, Any] | None:
+    """Options of TLS out of the query, read as those of ``rediss://`` are; None: without TLS."""
+    if parts.scheme not in _OVER_TLS:
+        return None
+    query = urlencode({name: values[0] for name, values in parse_qs(parts.query).items() if name != _SENTINEL_PASSWORD})
+    read: dict[str, Any] = parse_url(f"rediss://host?{query}")
+    return {name: value for name, value in read.items() if name not in ("host", "connection_class")}
 
 
 def _hosts(parts: Any) -> list[tuple[str, int]]:
@@ -115,28 +139,37 @@ def _service(parts: Any) -> tuple[str, int]:
     return service, int(database or 0)
 
 
-def _sentinel_master(parts: Any, timeout_s: float) -> tuple[str, int]:
+def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None) -> tuple[str, int]:
     service, _ = _service(parts)
     wait_s = min(timeout_s, _ASK_TIMEOUT_S)
     # Without `retry` redis-py asks each sentinel that is down ten times over, which takes 4 s if it refuses at once.
     options: dict[str, Any] = {"socket_timeout": wait_s, "socket_connect_timeout": wait_s, "retry": Retry(NoBackoff(), 0)}
-    password = parse_qs(parts.query).get("sentinel_password")
-    sentinel = Sentinel(_hosts(parts), sentinel_kwargs={**options, **({"password": password[0]} if password else {})})
-    try:
-        host, port = sentinel.discover_master(service)
-        return host, port
-    finally:
-        for client in sentinel.sentinels:
+    password = parse_qs(parts.query).get(_SENTINEL_PASSWORD)
+    options |= {"password": password[0] if password else None} | ({"ssl": True, **tls} if tls is not None else {})
+    trouble: object = "none is named"
+    for host, port in _hosts(parts):
+        client = redis.Redis(host=host, port=port, **options)
+        try:
+            masters: Any = client.sentinel_masters()
+            state = masters.get(service)
+            if state is not None and state["is_master"] and not state["is_sdown"] and not state["is_odown"]:
+                return state["ip"], state["port"]
+            trouble = "it is unknown there" if state is None else "it is down"
+        except redis.RedisError as failed:
+            trouble = failed
+        finally:
             client.close()
+    # redis-py's own Sentinel would tell everything about its connections, but not why they failed.
+    raise redis.ConnectionError(f"no sentinel names the master of {service!r}: {trouble}")
 
 
-def _slot_owner(parts: Any, options: dict[str, Any]) -> tuple[str, int]:
+def _slot_owner(parts: Any, kind: Any, options: dict[str, Any]) -> tuple[str, int]:
     slot = key_slot(unquote(parts.fragment).encode())
     wait_s = min(options["socket_timeout"], _ASK_TIMEOUT_S)
     options = {**options, "socket_timeout": wait_s, "socket_connect_timeout": wait_s}
     trouble: Exception | None = None
     for host, port in _hosts(parts):
-        seed = redis.Connection(host=host, port=port, **_credentials(parts), **options)
+        seed = kind(host=host, port=port, **options)
         try:
             seed.send_command("CLUSTER", "SLOTS")
             for first, last, owner, *_ in seed.read_response():

@@ -52,9 +52,13 @@ def _webhook(value: str) -> str:
     return value
 
 
+#: What ``common.endpoints`` reads.
+_REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
+
+
 def _redis_url(value: str) -> str:
-    if value and value.partition("://")[0] not in ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"):
-        raise ValueError("must begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://")
+    if value and value.partition("://")[0] not in _REDIS_SCHEMES:
+        raise ValueError("must begin with redis://, unix://, redis+sentinel:// or redis+cluster://, or, over TLS, with rediss in place of redis")
     return value
 
 
@@ -85,7 +89,7 @@ class CommonSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    redis_url: RedisUrl = Field("", description="Redis to use (redis, rediss, unix, redis+sentinel, redis+cluster). Empty: that of `usher up`.")
+    redis_url: RedisUrl = Field("", description="Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: that of `usher up`.")
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
     ticket_stream: StreamNames = Field(
         "ticket_stream", description="The stream that producers add messages to; or several, and patterns such as tickets:*, comma separated."

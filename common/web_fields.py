@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import core_schema
 
+from common.message import LONGEST_TICKET
 from common.stream_id import is_id
 
 _DIGITS = re.compile(r"[0-9]{1,9}")
@@ -40,12 +41,28 @@ def _only_digits(value: object) -> object:
     return value
 
 
+def _ticket_id(value: str) -> str:
+    if not 0 < len(value.encode("utf-8", "surrogatepass")) <= LONGEST_TICKET:
+        raise ValueError(f"must be text of 1 to {LONGEST_TICKET} bytes")
+    return value
+
+
 def _stream_id(value: str) -> str:
     if not is_id(value):
         raise ValueError("must be a stream id like 1526919030474-55")
     return value
 
 
+def _one_line(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("must be one line of text, without control characters")
+    return value
+
+
+#: Text for people: any markup is shown literally, and nothing can end a line or colour a terminal.
+OneLine = Annotated[str, AfterValidator(_one_line)]
+#: Any text: a ticket may be called anything.
+TicketId = Annotated[str, Field(min_length=1, max_length=LONGEST_TICKET), AfterValidator(_ticket_id)]
 StreamId = Annotated[str, AfterValidator(_stream_id), WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
 #: The length of a page in a query. More than the largest page is the largest page.
 PageLimit = Annotated[int, BeforeValidator(_only_digits), Field(ge=1, le=10**9 - 1)]

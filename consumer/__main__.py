@@ -13,7 +13,7 @@ from common.credentials import check_reach
 from common.embedded import resolve_redis_url
 from common.errors import HandlerUnusable, StartRefused, UsherError
 from common.log import configure
-from common.redis_client import check_reachable
+from common.redis_at_start import check_at_start
 from common.serving import Certificate, check_address, leave, serve
 from common.settings import is_loopback, load, options
 from consumer.handlers import load_handler
@@ -33,7 +33,7 @@ def main(flags: dict[str, Any]) -> None:
         check_handler(settings.handler)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
-        check_reachable(redis_url)
+        check_at_start(redis_url)
         program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))
         certificate = Certificate(settings.tls_cert, settings.tls_key)
         serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, certificate=certificate)

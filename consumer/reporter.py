@@ -93,6 +93,8 @@ class Reporter(Service):
             wait_s = min(_LONGEST_WAIT_S, max(_PAUSE_S, answer.retry_after_s))
             self._not_before_s = now_s() + wait_s
             return wait_s
+        elif answer.status == 409:  # ended, by a drain or otherwise: nothing is left to be freed, and what must stop work learns it from Redis
+            self._drop(report, "this incarnation has ended", logging.INFO)
         else:
             self._drop(report, f"{answer.url} answered {answer.status}")
         return 0.0
@@ -139,10 +141,10 @@ class Reporter(Service):
         ]
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
 
-    def _drop(self, report: list[Item], why: str) -> None:
+    def _drop(self, report: list[Item], why: str, level: int = logging.WARNING) -> None:
         count = sum(len(ids) for _, _, ids in report)
         self.dropped += count
-        event(log, "report_dropped", level=logging.WARNING, ids=count, why=why)
+        event(log, "report_dropped", level=level, ids=count, why=why)
 
     def on_end(self) -> None:
         self._masters.close()

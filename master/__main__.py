@@ -14,7 +14,8 @@ from common.doctor.collector import startup_findings
 from common.embedded import resolve_redis_url
 from common.errors import RedisTrouble, UsherError
 from common.log import configure, event
-from common.redis_client import Link, check_reachable
+from common.redis_at_start import check_at_start
+from common.redis_client import Link
 from common.serving import Bounds, Certificate, check_address, serve
 from common.settings import load, options
 from master.access import master_credentials
@@ -33,7 +34,7 @@ def main(flags: dict[str, Any]) -> None:
         check_reach(settings.bind, master_credentials(settings).asked, settings.insecure)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
-        check_reachable(redis_url)
+        check_at_start(redis_url)
         tell_what_is_bad(redis_url)
         bounds = Bounds(settings.connections, settings.connections_per_address, settings.requests_in_flight)
         certificate = Certificate(settings.tls_cert, settings.tls_key)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Lines kept, about.
 KEPT = 10_000
+#: Said behind the outcome of what was done by then; what became of the last step, nobody knows.
+FAILED = ", then Redis failed"
 
 
 class By(NamedTuple):
@@ -43,6 +47,11 @@ class Action:
     def line(self) -> tuple[str, ...]:
         """Names and values of its entry, without the outcome."""
         return ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
+
+
+def counted(words: Iterable[str]) -> str:
+    """An outcome, of one word for each that was meant: ``added 2, gone 1``."""
+    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
 
 
 class ActionLog:

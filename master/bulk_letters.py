@@ -18,6 +18,8 @@ from typing import Any
 from common.clock import wall_ms
 from common.log import event
 from common.service import Service
+from master.actions import Action, By
+from master.actions import counted as outcome_of
 from master.dead_letters import AT_ONCE, DeadLetters
 from master.policy.letters import DeadLetter, LetterFilter, Preview
 
@@ -157,4 +159,6 @@ class BulkLetters(Service):
             if not job.is_over:
                 job.state = READY if state == COUNTING else DONE
         if state == RUNNING:
+            on = f"{job.preview.count} dead letters: {job.told}"
+            self._letters.note(Action(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements()))
             event(log, f"bulk_{job.what}_ends", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)

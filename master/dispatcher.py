@@ -15,6 +15,7 @@ from common.errors import Fenced, NotNow, ReplyUnknown
 from common.keys import Keys
 from common.log import event
 from common.redis_client import SAME_MEMORY, Link
+from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.stream_id import rank
@@ -225,8 +226,7 @@ class Dispatcher(Service):
         for _ in range(len(self._mailbox)):
             posted = self._mailbox.popleft()
             if isinstance(posted, Report):
-                posted.answers = [self.board.acknowledged(posted.incarnation, ticket, ids) for ticket, ids in posted.items]
-                posted.answered.set()
+                posted.answer(self.board)
             elif isinstance(posted, Changed):
                 self._unsure.update(posted.tickets)
                 self._rules_due |= posted.rules
@@ -245,8 +245,7 @@ class Dispatcher(Service):
                 self.board.join(incarnation, registration.name, registration.slots, registration.capacity, accepts)
                 event(log, "consumer_joined" if known is None else "consumer_changed", consumer=incarnation, state=member.state)
         for incarnation in list(self.board.consumers):
-            member_now = members.get(incarnation)
-            if member_now is None or not member_now.alive:
+            if incarnation not in members or not members[incarnation].alive:
                 self._lose(incarnation)
 
     def _follow_rules(self) -> None:
@@ -258,10 +257,13 @@ class Dispatcher(Service):
         self._rules_due = False
 
     def _lose(self, incarnation: str) -> None:
-        if not self._recoverer.has(incarnation) and self.board.lose(incarnation):
-            event(log, "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
-            self.counts.lost += incarnation in self._members  # one that left by a drain is not registered any more
-            self._recoverer.add(incarnation)
+        if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
+            # After a clean drain its name is not registered any more.
+            left = self._link.call("HGET", self._keys.consumers, name_of(incarnation)) is None
+            self.board.lose(incarnation)
+            event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
+            self.counts.lost += not left
+            self._recoverer.add(incarnation, quietly=left)
 
     def _reject(self) -> None:
         """Write the dead letters that are due. They are remembered until Redis has them."""

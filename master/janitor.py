@@ -4,6 +4,7 @@ their owner. Redis would keep a name in the group for every restart there ever w
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from common.errors import Fenced, GroupMissing
 from common.keys import HALTED, MASTER, Keys
@@ -28,8 +29,10 @@ class Janitor(Service):
 
     name = "reap"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float) -> None:
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, in_use: Callable[[str], bool] = lambda incarnation: False) -> None:
+        """``in_use``: whether the dispatcher still goes by that incarnation; its registration tells a loss from a drain."""
         super().__init__()
+        self._in_use = in_use
         self._link = link
         self._scripts = ScriptRunner(link)
         self._stream = TicketStream(link, keys)
@@ -60,7 +63,7 @@ class Janitor(Service):
         names = {name.decode(errors="replace"): pending for name, pending in group.items() if name not in (MASTER, HALTED)}
         for incarnation in names.keys() | members.keys():
             member = members.get(incarnation)
-            if names.get(incarnation, 0) or ":" not in incarnation or (member is not None and member.alive):
+            if names.get(incarnation, 0) or ":" not in incarnation or (member is not None and member.alive) or self._in_use(incarnation):
                 continue
             stored = member.registration.dump() if member is not None else b""
             if steps.reap(incarnation, name_of(incarnation), stored):

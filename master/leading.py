@@ -41,7 +41,7 @@ class Leading:
         self.health = HealthChecker(link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker, self._members)
         self._bell = Bell(metrics, settings.dead_letter_webhook, "master", keys)
         changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
-        janitor = Janitor(link("reap"), keys, self.lead, settings.sweep_seconds)
+        janitor = Janitor(link("reap"), keys, self.lead, settings.sweep_seconds, lambda name: name in self.dispatcher.board.consumers)
         tracer = telemetry.tracer()
         self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
         self.dispatcher.on_rejected = self._ring

@@ -30,12 +30,16 @@ class Recoverer:
         self._taken: dict[str, int] = {}
         self._began_s: dict[str, float] = {}
         self._unsure: list[bytes] = []
+        self._quiet: set[str] = set()
 
-    def add(self, incarnation: str) -> None:
+    def add(self, incarnation: str, *, quietly: bool = False) -> None:
+        """``quietly``: it has nothing pending, so that its recovery is none."""
         if incarnation not in self._taken:
             self._queue.append(incarnation)
             self._taken[incarnation] = 0
             self._began_s[incarnation] = now_s()
+            if quietly:
+                self._quiet.add(incarnation)
 
     def has(self, incarnation: str) -> bool:
         return incarnation in self._taken
@@ -70,12 +74,14 @@ class Recoverer:
         if freed is None:
             return  # something was handed to it after all; the next turn takes it back
         board.take_in(freed.parked)
-        seconds = now_s() - self._began_s[incarnation]
-        event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
-        self._counts.recovered(seconds)
+        if incarnation not in self._quiet:
+            seconds = now_s() - self._began_s[incarnation]
+            event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
+            self._counts.recovered(seconds)
         self._forget(incarnation)
         self._unsure += board.recovered(incarnation, freed.others)
 
     def _forget(self, incarnation: str) -> None:
         self._queue.remove(incarnation)
+        self._quiet.discard(incarnation)
         del self._taken[incarnation], self._began_s[incarnation]

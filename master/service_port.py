@@ -18,7 +18,7 @@ from master.mailbox import Report
 from master.membership import Membership, NameInUse, RegistrationOver
 from master.status import StatusReader
 from master.ticket_feed import TicketFeed
-from master.web.ports import AckItem, AckReport, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
+from master.web.ports import AckItem, AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 
 #: A report waits for the dispatcher's next turn; one that takes longer is answered "not leader" and comes again.
 _ANSWER_S = 2.0
@@ -76,6 +76,8 @@ class ServicePort:
         posted.answered.wait(_ANSWER_S)
         if posted.answers is None:
             raise NotLeader(self._lead.leader_url)
+        if posted.fenced:
+            raise IncarnationFenced
         return posted.answers
 
     def consumers(self) -> list[dict[str, Any]]:

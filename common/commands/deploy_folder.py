@@ -9,24 +9,28 @@ import getpass
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import jinja2
 
+from common.acl import acl_file
 from common.commands.supervision import command_line
 from common.embedded import find_redis_server
 from common.errors import StartRefused
+from common.settings import CommonSettings, load
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ROLES = ("redis", "master", "consumer")
+#: The user of Redis for masters and operators' commands.
+MASTER = "master"
 #: What the programs need around the drain, which they are given on top of it; more than ``common.serving`` takes (8 s).
 AROUND_DRAIN_S = 12
 _OTHERS_STOP_S = 20
 _SECRET, _PLAIN, _RUN = 0o600, 0o644, 0o755
-#: Users of Redis with no more rights than each kind of program needs.
-_USERS = DEPLOY / "users.acl"
+#: Variable of usher.env with the URL of Redis for a user of its ACL file; that of masters and of operators' commands is USHER_REDIS_URL.
+REDIS_URL_OF = "REDIS_URL_{}"
 #: Copied as they are.
 _COPIES = ("runbook.md", "alerts.yml", "grafana.json")
 
@@ -40,6 +44,7 @@ class Program:
     command: str
     priority: int
     stop_seconds: int
+    environment: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Host:
     """What runs on one host. ``master_urls``: of the whole system; those whose host is ``address`` run here.
 
     ``settings``: of all programs, by their environment names, secrets included. ``redis_url`` is one of them, for the redis-server here.
+    ``redis_users``: URLs of Redis by the names of its users, but for that of masters; empty where one URL is for all.
     """
 
     folder: Path
@@ -58,6 +64,7 @@ class Host:
     health_port: int
     drain_seconds: float
     settings: Mapping[str, str]
+    redis_users: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> Path:
@@ -80,21 +87,24 @@ class Host:
 
     def programs(self) -> list[Program]:
         """All that runs here, in the order in which it starts."""
-        usher = _words(*command_line())
+        secrets = [REDIS_URL_OF.format(name.upper()) for name in self.redis_users]
+        usher = _without(secrets, _words(*command_line()))
         made = []
         if "redis" in self.roles:
-            made.append(Program("redis", "redis", f"{_words(str(find_redis_server()))} %(here)s/redis.conf", 10, _OTHERS_STOP_S))
+            made.append(Program("redis", "redis", _without(secrets, f"{_words(str(find_redis_server()))} %(here)s/redis.conf"), 10, _OTHERS_STOP_S))
         if "master" in self.roles:
             for number, url in enumerate(self.own_masters(), 1):
                 bind = _bind(self.address, urlsplit(url).port or 80)
                 command = f"{usher} {_words('master', '--bind', bind, '--advertise-url', url)}"
                 made.append(Program("master", f"master-{number}", command, 20, _OTHERS_STOP_S))
         if "consumer" in self.roles:
+            own = f'USHER_REDIS_URL="%(ENV_{REDIS_URL_OF.format("CONSUMER")})s"' if "consumer" in self.redis_users else ""
+            usher = _without([*secrets, "USHER_OPERATOR_TOKEN"] if "USHER_OPERATOR_TOKEN" in self.settings else secrets, _words(*command_line()))
             for number in range(1, self.consumers + 1):
                 bind = _bind(self.address, self.health_port + number - 1)
                 name = f"{self.consumer_prefix}-{number}"
                 words = ("consumer", "--consumer-name", name, "--bind", bind, "--health-url", f"http://{bind}/api/health")
-                made.append(Program("consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds))
+                made.append(Program("consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own))
         return made
 
     def files(self) -> dict[str, tuple[str, int]]:
@@ -111,8 +121,7 @@ class Host:
         made |= {name: ((DEPLOY / name).read_text("utf-8"), _PLAIN) for name in _COPIES if (DEPLOY / name).is_file()}
         if "redis" in self.roles:
             made["redis.conf"] = (self._redis_conf(), _SECRET)
-            if _USERS.is_file():  # not in force before their passwords are chosen, as its head says
-                made[_USERS.name] = (_USERS.read_text("utf-8"), _SECRET)
+            made["users.acl"] = (self._users_acl(), _SECRET)
         return made
 
     def again(self) -> str:
@@ -137,6 +146,7 @@ class Host:
             "names": [program.name for program in programs],
             "consumers": names["consumer"],
             "settings": sorted(self.settings.items()),
+            "redis_users": {REDIS_URL_OF.format(name.upper()): url for name, url in self.redis_users.items()},
             "folder": self.folder,
             "supervisord": _words(sys.executable, "-m", "supervisor.supervisord", escape=False),
             "user": getpass.getuser(),
@@ -144,22 +154,34 @@ class Host:
             "consumer_stop_seconds": self.consumer_stop_seconds,
             "drain_seconds": f"{self.drain_seconds:g}",
             "has_redis": "redis" in self.roles,
-            "has_users": "redis" in self.roles and _USERS.is_file(),
             "host": self.address,
             "redis_port": urlsplit(self.redis_url).port,
             "handler": self.settings.get("USHER_HANDLER", "shop.orders:handle"),
         }
 
     def _redis_conf(self) -> str:
-        url = urlsplit(self.redis_url)
-        password = unquote(url.password or "")
-        lines = [f'dir "{self.state / "redis"}"', f"bind {self.address}", f"port {url.port}", f'requirepass "{password}"']
+        port = urlsplit(self.redis_url).port
+        lines = [f'dir "{self.state / "redis"}"', f"bind {self.address}", f"port {port}", f'aclfile "{self.folder / "users.acl"}"']
         return (DEPLOY / "redis.conf").read_text("utf-8") + "\n# ---- this host ----\n\n" + "\n".join(lines) + "\n"
 
 
-def own_redis_url(address: str, port: int, password: str) -> str:
-    """URL of the Redis that runs here. With a user, because redis-cli 6.2 takes an URL without one for one of the user \"\"."""
-    return f"redis://default:{quote(password, safe='')}@{_bind(address, port)}/0"
+    def _users_acl(self) -> str:
+        settings = load(CommonSettings, self.settings)
+        sources = settings.sources
+        urls = {MASTER: self.redis_url, **self.redis_users}
+        passwords = {name: unquote(urlsplit(url).password or "") for name, url in urls.items()}
+        fed = () if sources is None else (*sources.names, *sources.patterns)
+        return acl_file(settings.work_stream, settings.group, fed, passwords)
+
+
+def own_redis_url(user: str, address: str, port: int, password: str) -> str:
+    """URL of the Redis that runs here, for one of its users."""
+    return f"redis://{user}:{quote(password, safe='')}@{_bind(address, port)}/0"
+
+
+def _without(secrets: Sequence[str], command: str) -> str:
+    """A command that does not see these variables: who breaks into a handler finds no other user's password in its environment."""
+    return f"env {' '.join(f'-u {name}' for name in secrets)} {command}" if secrets else command
 
 
 def _bind(address: str, port: int) -> str:

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from common.commands.deploy_folder import ROLES, Host, own_redis_url
+from common.acl import USERS
+from common.commands.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, own_redis_url
 from common.commands.local import EXAMPLE_HANDLER
 from common.commands.preflight import check_programs
 from common.errors import SettingsError, StartRefused
@@ -24,6 +25,7 @@ _ALL = "all"
 _NOT_SHARED = frozenset(
     PREFIX + name for name in ("BIND", "ADVERTISE_URL", "CONSUMER_NAME", "HEALTH_URL", "CONSUMERS", "MASTERS", "PORT", "REDIS_PORT", "STATE_DIR")
 )
+_TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN")
 #: A socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
 
@@ -76,13 +78,14 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
     chosen = _roles(roles, settings.redis_url, address, asked["redis_port"])
     urls = _masters(chosen, asked["masters"] or "", address)
     shared["USHER_MASTER_URLS"] = ",".join(urls)
-    shared["USHER_REDIS_URL"] = settings.redis_url or _new_redis(chosen, address, asked["redis_port"])
-    shared["USHER_API_TOKEN"] = settings.api_token or _new_token(chosen)
+    shared["USHER_REDIS_URL"], users = _redis_urls(chosen, settings.redis_url, environ, address, asked["redis_port"])
+    shared |= _tokens(chosen, environ)
     _check_health_hosts(chosen, address, shared)
+    shared = {name: value for name, value in shared.items() if value}
     drain_seconds = _check_programs(shared)
     _check_quotes(shared)
     prefix = asked["name"] or ("consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-"))
-    return Host(folder, chosen, address, urls, asked["consumers"], prefix, asked["health_port"], drain_seconds, shared)
+    return Host(folder, chosen, address, urls, asked["consumers"], prefix, asked["health_port"], drain_seconds, shared, users)
 
 
 def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
@@ -103,9 +106,9 @@ def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
 def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int) -> list[str]:
     """In the order in which they start. A Redis elsewhere is nobody's role here."""
     url = urlsplit(redis_url)
-    is_ours = not redis_url or (url.scheme == "redis" and url.hostname == address and bool(url.password) and url.port == redis_port)
+    is_ours = not redis_url or (url.scheme == "redis" and url.hostname == address and url.username == MASTER and url.port == redis_port)
     if "redis" in asked and not is_ours:
-        ours = f"redis://default:PASSWORD@{_in_url(address)}:{redis_port}/0 (--host, --redis-port)"
+        ours = f"redis://{MASTER}:PASSWORD@{_in_url(address)}:{redis_port}/0 (--host, --redis-port)"
         raise StartRefused(f"--role redis: USHER_REDIS_URL names another Redis than {ours}; unset it")
     return [role for role in ROLES if role in asked or (_ALL in asked and (role != "redis" or is_ours))]
 
@@ -119,16 +122,30 @@ def _masters(roles: list[str], asked: str, address: str) -> list[str]:
     return [f"http://{_in_url(address)}:{port}" for port in (8700, 8701)]
 
 
-def _new_redis(roles: list[str], address: str, port: int) -> str:
-    if "redis" not in roles:
-        raise StartRefused("USHER_REDIS_URL is not set, and --role redis is not asked for: which Redis is to be used?")
-    return own_redis_url(address, port, secrets.token_urlsafe(32))
-
-
-def _new_token(roles: list[str]) -> str:
+def _redis_urls(roles: list[str], redis_url: str, environ: Mapping[str, str], address: str, port: int) -> tuple[str, dict[str, str]]:
+    """That of the programs here, and those of the other users of Redis: made for a new Redis, else as they are in the environment. Consumers
+    alone are told no other one than theirs."""
+    given = {user: url for user in USERS if (url := environ.get(REDIS_URL_OF.format(user.upper()), ""))}
     if roles == ["consumer"]:
+        redis_url, given = given.get("consumer", redis_url), {}
+    if "redis" in roles:
+        made = {user: own_redis_url(user, address, port, secrets.token_urlsafe(32)) for user in USERS}
+        given = {user: given.get(user, url) for user, url in made.items() if user != MASTER}
+        redis_url = redis_url or made[MASTER]
+    if not redis_url:
+        raise StartRefused("USHER_REDIS_URL is not set, and --role redis is not asked for: which Redis is to be used?")
+    return redis_url, given
+
+
+def _tokens(roles: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """One for programs, one for operators, one for viewers: as they are in the environment, else new ones. Consumers alone make none, and are
+    not told that of operators."""
+    given = {name: environ.get(name, "") for name in _TOKENS}
+    if roles != ["consumer"]:
+        return {name: token or secrets.token_urlsafe(32) for name, token in given.items()}
+    if not given["USHER_API_TOKEN"]:
         raise StartRefused("USHER_API_TOKEN is not set: consumers need that of the masters. In a shell:  set -a; . /path/to/their/usher.env; set +a")
-    return secrets.token_urlsafe(32)
+    return given | {"USHER_OPERATOR_TOKEN": ""}
 
 
 def _check_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ def ask(url: str, token: str = "") -> Answer:
             return Answer(refused.code, _json(refused.read()))
     except (OSError, ValueError) as failed:
         return Answer(0, None, str(failed))
+    except http.client.HTTPException as unreadable:
+        return Answer(0, None, f"what listens there does not speak HTTP ({type(unreadable).__name__}): another server has that port")
 
 
 def is_well(url: str, token: str = "") -> tuple[bool, str]:

@@ -156,6 +156,9 @@ def watch(running: Supervision, redis_is_ours: bool) -> None:
 
 def _redis_port(settings: LocalSettings, folder: Path) -> int:
     """The port that was asked for, else the one of the last time if it is free, else a free one (and remembered)."""
+    masters = range(settings.port, settings.port + settings.masters)
+    if settings.redis_port in masters:
+        raise StartRefused(f"USHER_REDIS_PORT: {settings.redis_port} is a port of the masters too (USHER_PORT and those after it); choose another")
     if settings.redis_port:
         check_address(f"127.0.0.1:{settings.redis_port}", "USHER_REDIS_PORT")
         return settings.redis_port
@@ -163,8 +166,9 @@ def _redis_port(settings: LocalSettings, folder: Path) -> int:
     with contextlib.suppress(OSError, ValueError, StartRefused):
         port = int(memory.read_text("ascii"))
         check_address(f"127.0.0.1:{port}", "USHER_REDIS_PORT")
-        return port
-    port = quiet_port(1, random.Random())
+        if port not in masters:
+            return port
+    port = next(port for port in iter(lambda: quiet_port(1, random.Random()), 0) if port not in masters)
     memory.write_text(f"{port}\n", "ascii")
     return port
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 from common.capabilities import ask
 from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Severity, StreamFacts
 from common.doctor.findings import examine_server
 from common.doctor.rights import find_rights
-from common.endpoints import CLUSTER, SENTINEL
+from common.endpoints import CLUSTER, SENTINEL, mode
 from common.errors import GroupMissing, NotNow, RedisTrouble
 from common.keys import HALTED, MASTER, Keys, LogKeys
 from common.redis_client import CommandRefused, Link
@@ -83,7 +82,7 @@ def _server(link: Link, refused: dict[str, str]) -> Facts:
 
 
 def _mode(url: str) -> str:
-    return {SENTINEL: "sentinel", CLUSTER: "cluster"}.get(urlsplit(url).scheme, "fixed")
+    return {SENTINEL: "sentinel", CLUSTER: "cluster"}.get(mode(url), "fixed")
 
 
 def _lines(reply: bytes) -> dict[str, str]:

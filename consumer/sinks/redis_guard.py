@@ -60,7 +60,7 @@ class RedisGuard:
     """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets a connection of its own."""
 
     def __init__(self, redis_url: str, name: str = "default", *, keep_s: float = _WEEK_S, keep_most: int = 10_000) -> None:
-        if redis_url.startswith("redis+cluster:"):
+        if redis_url.startswith(("redis+cluster:", "rediss+cluster:")):
             raise SinkMisused("RedisGuard does not work on a cluster: keys of different tickets are on different servers there")
         if keep_s <= 0 or keep_most < 1:
             raise SinkMisused("keep_s and keep_most must be positive: a guard that keeps nothing knows no repeat")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit
 
-from common.endpoints import CLUSTER
+from common.endpoints import CLUSTER, mode
 from common.errors import RedisTrouble, StartRefused
 from common.redis_client import CommandRefused, Link
 from common.streams import pairs
@@ -42,7 +41,7 @@ def expand(url: str, names: Sequence[str], group: str) -> tuple[str, ...]:
 def _matching(link: Link, url: str, pattern: str, group: str) -> list[str]:
     if link.call("EXISTS", pattern):
         return [pattern]  # a stream may be called "what?"
-    if urlsplit(url).scheme == CLUSTER:
+    if mode(url) == CLUSTER:
         raise StartRefused(f"USHER_AUDIT_STREAMS: in a cluster the streams of a pattern lie on several servers: name each ({pattern!r})")
     found = sorted(key.decode() for key in _scanned(link, pattern) if _has_group(link, key, group))
     if not found:

@@ -12,7 +12,6 @@ from master.commands.looking import console, consumers_table, print_json, status
 from master.commands.operator import caller, desk, tell
 from master.live_rules import TooManyRules
 from master.operations import Operations
-from master.policy.rules import LONGEST_REASON
 
 
 @click.group(help="Look at the registered consumers, drain and resume them.")
@@ -64,7 +63,7 @@ def _change(flags: dict[str, Any], name: str, reason: str, as_json: bool, what: 
         operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
         step = operations.drain if what == "drain" else operations.resume
         try:
-            changed = step(name, caller(reason[:LONGEST_REASON]))
+            changed = step(name, caller(reason))
         except TooManyRules as full:
             raise click.ClickException(str(full)) from full
     if changed is not None:

@@ -16,12 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.errors import ReplyUnknown
 from common.settings import CommonSettings, options
-from master.actions import Action
+from master.actions import FAILED, Action, counted
 from master.commands.looking import console, letters_of, print_json, table
 from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
 from master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
-from master.policy.rules import LONGEST_REASON
 from master.web.dead_letters import chosen_letters, whole
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -210,7 +209,7 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
         raise click.UsageError("give ids of letters, or --all with filters (--ticket, --reason, --error, --older-than ...)")
     if given["as_json"] and not given["yes"]:
         raise click.UsageError("--json does not ask: give --yes too")
-    wanted, until = _wanted(given), letters.last_id()
+    by, wanted, until = caller(given["why"]), _wanted(given), letters.last_id()
     preview = Preview()
     for page in _named(letters, ids) if ids else letters.all(wanted, until):
         preview.add(page)
@@ -223,18 +222,19 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
         if not click.confirm(f"{what} {preview.count:,}?"):
             return 1
     done: Counter[str] = Counter()
-    code = 0
+    code, ended = 0, FAILED
     try:
         with _progress(what, preview.count) as advance:
             for batch in _batched(ids) if ids else ([letter.id for letter in page] for page in letters.all(wanted, until)):
                 done.update(_carried_out(step, batch))
                 advance(sum(done.values()))
+        ended = ""
     except KeyboardInterrupt:
-        code = 130
-    if done:
-        note = ", ".join(f"{word} {count}" for word, count in done.most_common())
-        on = chosen_letters(ids) if ids else f"{sum(done.values())} dead letters of a filter"
-        letters.note(Action(caller(given["why"][:LONGEST_REASON]), what, on), note)
+        code, ended = 130, ""
+    finally:
+        if done or ended:
+            on = chosen_letters(ids) if ids else f"{sum(done.values())} dead letters of a filter"
+            letters.note(Action(by, what, on), counted(done.elements()) + ended)
     _tell(what, letters, preview, done, given["as_json"])
     return code or (1 if any(word not in _DONE for word in done) else 0)
 

@@ -48,7 +48,7 @@ def _ask_leader(at: Desk, ticket_id: str) -> dict[str, Any] | None:
     url = at.explainer.leader_url()
     if not url:
         return None
-    asked = f"{url}/api/tickets/{quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}/explain"
+    asked = f"{url}/api/explain?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
     headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
     try:
         answered = requests.get(asked, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)

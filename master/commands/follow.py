@@ -83,7 +83,7 @@ def _ask(session: requests.Session, url: str, ticket_id: str, position: str, tok
         headers["Last-Event-ID"] = position
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    address = f"{url}/api/tickets/{quote(ticket_id, safe='')}/events"
+    address = f"{url}/api/events?id={quote(ticket_id, safe='')}"
     reply = session.get(address, headers=headers, stream=True, timeout=(_CONNECT_S, _SILENCE_S), allow_redirects=False)
     if reply.status_code == 200:
         return reply

@@ -17,6 +17,7 @@ from master.actions import ActionLog, By
 from master.commands.looking import configured, print_json
 from master.explainer import Explainer
 from master.live_rules import Changed, LiveRules
+from master.policy.rules import LONGEST_REASON
 from master.web.operations import shown
 
 
@@ -40,7 +41,9 @@ def desk(flags: dict[str, Any]) -> Iterator[Desk]:
 
 
 def caller(why: str = "") -> By:
-    """The user of the operating system who runs this command."""
+    """The user of the operating system who runs this command. Raises click.UsageError for a ``why`` that the action log does not take."""
+    if not why.isprintable() or len(why) > LONGEST_REASON:
+        raise click.UsageError(f"the reason must be one line of text, without control characters, of at most {LONGEST_REASON} characters")
     try:
         who = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in some containers

@@ -15,7 +15,7 @@ from master.commands.looking import console, print_json, table
 from master.commands.operator import Desk, caller, desk, tell
 from master.live_rules import TooManyRules
 from master.policy.explain import span
-from master.policy.rules import LONGEST_REASON, Action, Rule, Target, rule_id
+from master.policy.rules import Action, Rule, Target, rule_id
 from master.web.operations import shown
 
 _REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the action log and for whoever asks what the tickets wait for.")
@@ -78,7 +78,7 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @options(CommonSettings)
 def lift(flags: dict[str, Any], ids: tuple[str, ...], reason: str, as_json: bool) -> None:
     with desk(flags) as at:
-        changes = {chosen: at.rules.lift(chosen, caller(reason[:LONGEST_REASON])) for chosen in dict.fromkeys(ids)}
+        changes = {chosen: at.rules.lift(chosen, caller(reason)) for chosen in dict.fromkeys(ids)}
     if as_json:
         print_json({"lifted": {chosen: None if changed is None else shown(changed) for chosen, changed in changes.items()}})
     else:
@@ -133,8 +133,6 @@ def slow(flags: dict[str, Any], rate: float, reason: str, as_json: bool, **chose
 
 
 def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
-    if len(rule.reason) > LONGEST_REASON:
-        raise click.UsageError(f"--reason: at most {LONGEST_REASON} characters")
     with desk(flags) as at:
         try:
             tell(at.rules.set(rule, caller(rule.reason)), as_json)
@@ -152,7 +150,7 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
 def resume(flags: dict[str, Any], reason: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
     with desk(flags) as at:
-        changed = at.rules.lift(rule_id(target, value), caller(reason[:LONGEST_REASON]), "resume")
+        changed = at.rules.lift(rule_id(target, value), caller(reason), "resume")
         if changed is not None:
             tell(changed, as_json)
         elif as_json:

@@ -14,7 +14,7 @@ from common.errors import SqlTrouble, StartRefused, UsherError
 from common.log import configure
 from common.outbox.sql_files import DIALECTS, schema
 from common.outbox.store import OutboxStore
-from common.redis_client import check_reachable
+from common.redis_at_start import check_at_start
 from common.settings import load, options
 from master.settings import StreamerSettings
 from master.streamer_wiring import StreamerProgram
@@ -40,7 +40,7 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
         if migrate or waiting:
             sys.exit(_looked(settings, migrate))
         redis_url = resolve_redis_url(settings)
-        check_reachable(redis_url)
+        check_at_start(redis_url)
         program = StreamerProgram(settings, redis_url)
     except UsherError as refused:
         click.echo(f"usher streamer: {refused}", err=True)

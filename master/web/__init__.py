@@ -8,6 +8,7 @@ POST /api/consumers/deregister        200, 404 ``unknown_incarnation``
 POST /api/messages/acknowledge        200 with ``ok``, ``gone`` or ``stale`` per message, 409 ``fenced``, 503 ``not_leader``
 GET /api/consumers                    200
 GET /api/tickets?cursor=&limit=       200, a page of at most 200
+GET /api/tickets?id=                  200, that one or none
 GET /api/tickets/{id}                 200, 404 ``unknown_ticket``
 GET /api/dead-letters?ticket=&...      200, a page of at most 200, oldest first; ``cursor`` where to go on
 GET /api/dead-letters/{id}            200 with traceback and fields, 404 ``unknown_dead_letter``
@@ -16,6 +17,8 @@ POST /api/dead-letters/drop           the same
 GET /api/audit                        200, the summary of the last audit in ``audit``; null when none was made
 GET /api/lag                          200, plain numbers for autoscalers: ``lag``, ``unfinished`` and the like
 GET /api/tickets/{id}/explain         200, always: also nothing being there has its reason
+GET /api/explain?id=                  the same, for any id: in a path, ``x/explain`` or ``..`` may be taken for something else
+GET /api/events?id=                   200, server-sent events of a ticket; GET /api/tickets/{id}/events is the same
 GET /api/rules                        200
 POST /api/rules                       201 set, 200 replaced the rule for that target, 409 ``too_many_rules``
 DELETE /api/rules/{id}?reason=        200, 404 ``unknown_rule``

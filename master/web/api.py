@@ -14,7 +14,7 @@ from common.openapi import tells
 from common.registration import NAME, NO_LOCK, name_of
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
 from common.web_auth import must_be_for
-from common.web_fields import Fitting, PageLimit
+from common.web_fields import Fitting, PageLimit, TicketId
 from common.web_limits import rarely
 from master.actions import By
 from master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
@@ -100,8 +100,11 @@ class Report(BaseModel):
 
 
 class _TicketsQuery(BaseModel):
+    """With ``id`` that one, if it is in processing."""
+
     model_config = ConfigDict(frozen=True)
 
+    id: TicketId | None = None
     cursor: _Cursor = ""
     limit: PageLimit = _TICKETS_ON_A_PAGE
 
@@ -171,9 +174,12 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
         return answer({"sources": port.sources()})
 
     @api.get("/tickets")
-    @tells("A page of tickets in processing.", {200: Tickets}, query=_TicketsQuery)
+    @tells("A page of tickets in processing, or one by its id.", {200: Tickets}, query=_TicketsQuery)
     def tickets() -> Response:
         asked = read_model(_TicketsQuery, request.args.to_dict())
+        if asked.id is not None:
+            found = port.ticket(asked.id)
+            return answer({"tickets": [] if found is None else [found], "cursor": None})
         return answer(port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE)))
 
     @api.get("/tickets/<rest:ticket_id>")
@@ -277,6 +283,14 @@ def _unfit(field: str, problem: str) -> Problem:
 def by_caller(why: str = "") -> By:
     """Who sent this request: the authenticated credential, as the guard of the application has put it into ``flask.g.who``."""
     return By(str(g.get("who", "operator")), "http", why)
+
+
+class TicketQuery(BaseModel):
+    """A ticket by query: in a path, an id that ends like one (``x/explain``), or is nothing but dots, may be taken for something else on the way."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: TicketId
 
 
 def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:

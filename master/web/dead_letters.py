@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Protocol
 
 from flask import Blueprint, Response, request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.openapi import tells
 from common.web import Problem, answer, read_json, read_model
-from common.web_fields import PageLimit, StreamId
-from master.actions import Action
+from common.web_fields import OneLine, PageLimit, StreamId, TicketId
+from master.actions import FAILED, Action
+from master.actions import counted as counted
 from master.dead_letters import AT_ONCE, LetterPage, Outcome
 from master.policy.letters import DeadLetter, LetterFilter
 from master.policy.rules import LONGEST_REASON
@@ -23,7 +23,6 @@ from master.web.documents import LetterOutcomes, Letters, WholeLetter
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
 _MOST_IDS = 500
-_LONGEST_TICKET_ID = 256
 
 
 class LetterPort(Protocol):
@@ -40,19 +39,13 @@ class LetterPort(Protocol):
     def drop(self, ids: list[bytes]) -> list[Outcome]: ...
 
 
-def _ticket_id(value: str) -> str:
-    if not 0 < len(value.encode()) <= _LONGEST_TICKET_ID:
-        raise ValueError(f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
-    return value
-
-
 _Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
 
 
 class _Filter(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    ticket: Annotated[str, Field(min_length=1, max_length=_LONGEST_TICKET_ID), AfterValidator(_ticket_id)] | None = None
+    ticket: TicketId | None = None
     reason: str = Field("", max_length=200)
     error: str = Field("", max_length=200)
     id: StreamId | None = None
@@ -94,7 +87,7 @@ class _Chosen(BaseModel):
     filter: _Filter | None = None
     limit: int = Field(AT_ONCE, ge=1, le=_MOST_IDS)
     cursor: StreamId | None = None
-    reason: str = Field("", max_length=LONGEST_REASON)
+    reason: OneLine = Field("", max_length=LONGEST_REASON)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> _Chosen:
@@ -142,9 +135,14 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
             # What is redriven and given up again meanwhile is not met: its letter is above the last one of now.
             page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
             ids, cursor = [letter.id for letter in page.letters], page.cursor
-        outcomes = [outcome for at in range(0, len(ids), AT_ONCE) for outcome in step(ids[at : at + AT_ONCE])]
-        if note is not None:
-            note(Action(by_caller(chosen.reason), what, chosen_letters(ids)), counted(outcome.word for outcome in outcomes))
+        outcomes, ended = [], FAILED
+        try:
+            for at in range(0, len(ids), AT_ONCE):
+                outcomes += step(ids[at : at + AT_ONCE])
+            ended = ""
+        finally:
+            if note is not None:
+                note(Action(by_caller(chosen.reason), what, chosen_letters(ids)), counted(outcome.word for outcome in outcomes) + ended)
         return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
 
     return api
@@ -153,11 +151,6 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
 def chosen_letters(ids: Sequence[bytes]) -> str:
     """What an action was done to, for its log: ``3 dead letters, from 5-1``."""
     return f"{len(ids)} dead letters" + (f", from {ids[0].decode()}" if ids else "")
-
-
-def counted(words: Iterable[str]) -> str:
-    """What became of them: ``added 2, gone 1``."""
-    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
 
 
 def whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:

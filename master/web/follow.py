@@ -1,7 +1,7 @@
 """``GET /api/tickets/{id}/events``: what happens to a ticket, as server-sent events, for as long as the client stays.
 
-The request ends with the head of its answer; the connection then belongs to the master's feed and holds no thread. A ticket whose id ends
-with ``/events`` can be followed, but not asked for.
+``GET /api/events?id=`` is the same for any id. The request ends with the head of its answer; the connection then belongs to the master's feed and
+holds no thread.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 
 from common.live_sockets import DETACH
 from common.openapi import tells
-from common.web import Problem, unprocessable
+from common.web import Problem, read_model, unprocessable
 from master.policy.ticket_events import parse_position
-from master.web.api import TICKET_PROBLEMS, read_ticket_id
+from master.web.api import TICKET_PROBLEMS, TicketQuery, read_ticket_id
 from master.web.ports import MasterPort
 
 _PATH_END = b"/events"
@@ -27,24 +27,36 @@ class _Position(BaseModel):
     last_event_id: str = Field("", pattern=_POSITION)
 
 
+class _Followed(_Position, TicketQuery):
+    """Which ticket, and from where on."""
+
+
 def events_route(port: MasterPort) -> Blueprint:
-    """The one route."""
+    """The two routes."""
     live = Blueprint("live", __name__, url_prefix="/api")
 
     @live.get("/tickets/<rest:ticket_id>/events")
     @tells("What happens to a ticket from now on, as server-sent events.", {200: "text/event-stream"}, query=_Position, problems=TICKET_PROBLEMS)
     def follow(ticket_id: str) -> Response:
-        asked = read_ticket_id(_PATH_END)
-        position = _read_position()
-        detach = request.environ.get(DETACH)
-        if detach is None or not port.can_follow():
-            raise Problem(503, "too_many_followers", "no more subscriptions can be open here", headers={"Retry-After": "5"})
-        if request.method == "GET":
-            detach(lambda connection: port.follow(connection, asked, position))
-        # The first bytes, so that a reader knows at once that it is listened to.
-        return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return _followed(port, read_ticket_id(_PATH_END))
+
+    @live.get("/events")
+    @tells("The same, for any id: in a path, some may be taken for something else.", {200: "text/event-stream"}, query=_Followed)
+    def follow_by_query() -> Response:
+        return _followed(port, read_model(_Followed, request.args.to_dict()).id)
 
     return live
+
+
+def _followed(port: MasterPort, asked: str) -> Response:
+    position = _read_position()
+    detach = request.environ.get(DETACH)
+    if detach is None or not port.can_follow():
+        raise Problem(503, "too_many_followers", "no more subscriptions can be open here", headers={"Retry-After": "5"})
+    if request.method == "GET":
+        detach(lambda connection: port.follow(connection, asked, position))
+    # The first bytes, so that a reader knows at once that it is listened to.
+    return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 def _read_position() -> list[bytes] | None:

@@ -23,17 +23,18 @@ import re
 from typing import Annotated, Any, Protocol
 
 from flask import Blueprint, Response, request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.message import LONGEST_TICKET
 from common.openapi import tells
+from common.registration import NAME
 from common.web import Problem, answer, read_json, read_model, unprocessable
-from common.web_fields import PageLimit, StreamId
+from common.web_fields import OneLine, PageLimit, StreamId
 from master.actions import Action as Done
 from master.actions import By
 from master.live_rules import Changed, TooManyRules
 from master.policy.rules import LONGEST_REASON, Action, Rule, Rulebook, Target
-from master.web.api import by_caller, read_ticket_id
+from master.web.api import TicketQuery, by_caller, read_ticket_id
 from master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleChange, Rules
 
 BODY = 8 * 1024
@@ -67,13 +68,7 @@ class OperationsPort(Protocol):
     def note(self, action: Done, outcome: str) -> None: ...
 
 
-def _reason(value: str) -> str:
-    if any(not char.isprintable() for char in value):
-        raise ValueError("must be one line of text")
-    return value
-
-
-_Reason = Annotated[str, Field(max_length=LONGEST_REASON), AfterValidator(_reason)]
+_Reason = Annotated[OneLine, Field(max_length=LONGEST_REASON)]
 
 
 class _NewRule(BaseModel):
@@ -93,8 +88,8 @@ class _NewRule(BaseModel):
             raise ValueError("give value, but none for everything")
         if len(self.value.encode("utf-8", "surrogatepass")) > LONGEST_TICKET:
             raise ValueError(f"value must be text of at most {LONGEST_TICKET} bytes")
-        if self.target == "consumer" and self.action != "pause":
-            raise ValueError("a consumer can only be paused")
+        if self.target == "consumer" and (self.action != "pause" or not NAME.fullmatch(self.value)):
+            raise ValueError("a consumer can only be paused, and its name is 1 to 64 of A-Z a-z 0-9 . _ -")
         return self
 
 
@@ -114,13 +109,18 @@ class _Page(BaseModel):
 
 
 def operation_routes(port: OperationsPort) -> Blueprint:
-    """``/api/tickets/{id}/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
+    """``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
     api = Blueprint("operations", __name__, url_prefix="/api")
 
     @api.get("/tickets/<rest:ticket_id>/explain")
     @tells("What a ticket waits for, and until when.", {200: Explanation}, problems={422: "ticket ids have 1 to 256 bytes"})
     def explain(ticket_id: str) -> Response:
         return answer(port.explain(read_ticket_id(_EXPLAIN)))
+
+    @api.get("/explain")
+    @tells("The same, for any id: in a path, some may be taken for something else.", {200: Explanation}, query=TicketQuery)
+    def explain_by_query() -> Response:
+        return answer(port.explain(read_model(TicketQuery, request.args.to_dict()).id))
 
     @api.get("/rules")
     @tells("The live rules that hold.", {200: Rules})

@@ -48,9 +48,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of ``usher audit`` for the test's Redis."""
-    given = {"USHER_REDIS_URL": redis_url, "USHER_AUDIT_DIR": str(tmp_path / "audit"), "USHER_AUDIT_SETTLE_SECONDS": "0.1"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    return given
+def settings(audit_environ: dict[str, str]) -> dict[str, str]:
+    return audit_environ

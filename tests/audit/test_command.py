@@ -10,23 +10,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from common.cli import run
 from common.keys import Keys
 from common.redis_client import Link
 from tests.audit.seeding import Seeder
+from tests.commands import usher
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GROUP = "concurrency_stream_group"
 _HOSTILE = "<script>alert(1)</script>\x1b[31m{{7*7}}"
-
-
-def usher(*words: str) -> int:
-    try:
-        return run(list(words))
-    except SystemExit as ended:
-        return int(ended.code or 0)
 
 
 @pytest.fixture

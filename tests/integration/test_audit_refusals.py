@@ -11,30 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import run
 from common.errors import StartRefused
 from common.keys import Keys
 from common.redis_client import Link
 from master.audit.reconcile import read_states, total_of_query
 from master.audit.streams import _matching, expand
+from tests.commands import usher
 
 ROOT = Path(__file__).parents[2]
 GROUP = "concurrency_stream_group"
-
-
-def usher(*words: str) -> int:
-    try:
-        return run(list(words))
-    except SystemExit as ended:
-        return int(ended.code or 0)
-
-
-@pytest.fixture
-def environ(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    given = {"USHER_REDIS_URL": redis_url, "USHER_AUDIT_DIR": str(tmp_path / "audit")}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    return given
 
 
 def _streams(link: Link, *names: str) -> None:
@@ -57,7 +42,7 @@ def test_a_pattern_is_every_stream_with_the_group_and_none_of_our_own(link: Link
         _matching(link, "redis+cluster://127.0.0.1:1", "x*", GROUP)
 
 
-def test_the_streams_of_a_run_are_named_at_the_command(link: Link, environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_streams_of_a_run_are_named_at_the_command(link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert usher("audit", "--streams", "nothing:*") == 2
     assert "no stream with the group" in capsys.readouterr().err
     _streams(link, "t:a")
@@ -65,7 +50,7 @@ def test_the_streams_of_a_run_are_named_at_the_command(link: Link, environ: dict
     assert "stream other" in capsys.readouterr().err
 
 
-def test_a_key_that_is_no_stream_is_named(link: Link, environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_is_no_stream_is_named(link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     link.call("SET", "ticket_stream", "text")
     assert usher("audit") == 2
     assert "WRONGTYPE" in capsys.readouterr().err
@@ -74,7 +59,7 @@ def test_a_key_that_is_no_stream_is_named(link: Link, environ: dict[str, str], c
 @pytest.mark.parametrize(("command", "told"), [((), "USHER_AUDIT_DIR: the folder"), (("archive",), "the archive's folder")])
 def test_a_folder_that_cannot_be_used_is_named(
     link: Link,
-    environ: dict[str, str],
+    audit_environ: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -89,9 +74,9 @@ def test_a_folder_that_cannot_be_used_is_named(
     assert told in capsys.readouterr().err
 
 
-def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_a_signal(environ: dict[str, str]) -> None:
+def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_a_signal(audit_environ: dict[str, str]) -> None:
     code = "import sys; from master.commands.audit import _schedule; sys.argv = ['usher', 'audit', '--schedule']; _schedule(1.0)"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environ}, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **audit_environ}, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     told = []
     while len(told) < 2:
@@ -156,7 +141,7 @@ def test_what_was_cut_before_it_was_archived_is_a_gap(
     assert bool(gap) is bool(told)
 
 
-def test_only_what_is_archived_is_cut_when_that_is_asked_for(link: Link, environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_what_is_archived_is_cut_when_that_is_asked_for(link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     link.call("XADD", "ticket_stream", "1-1", "f", "v")
     link.call("XGROUP", "CREATE", "ticket_stream", GROUP, "1-1")
     assert usher("trim", "--archived-only", "--apply") == 0

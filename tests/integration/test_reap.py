@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import Fenced
+from master.elector import Lead
+from master.janitor import Janitor
 from master.leader_steps import LeaderSteps
 from tests.integration.factories import Owner, World
 
@@ -110,4 +112,19 @@ def test_a_reaped_incarnation_gets_nothing_any_more(world: World) -> None:
     _reap(leader, a)
     with pytest.raises(AssertionError, match="LOST"):
         world.owned(leader, a, b"T")
+    assert _traces(world, a) == (False, False, False)
+
+
+def test_the_janitor_leaves_alone_whom_the_dispatcher_still_goes_by(world: World) -> None:
+    """Its registration is what tells a loss from a drain."""
+    leader = world.elect()
+    a = _dead(world, leader)
+    in_use = {a.incarnation}
+    lead = Lead()
+    lead._set(leader.epoch, "http://one")
+    janitor = Janitor(world.link, world.keys, lead, 1.0, in_use.__contains__)
+    janitor.run_once()
+    assert _traces(world, a) == (True, True, True)
+    in_use.clear()
+    janitor.run_once()
     assert _traces(world, a) == (False, False, False)

@@ -13,7 +13,6 @@ from unittest import mock
 
 import pytest
 
-from common.cli import run
 from common.errors import NotNow
 from common.keys import Keys, LogKeys
 from common.metrics import Metrics
@@ -27,6 +26,7 @@ from master.place import Place
 from master.policy.trim import Cut, Nothing, Refused, decide
 from master.settings import MasterSettings
 from master.trimming import StillNeeded, Trimmer, Trimming
+from tests.commands import usher
 from tests.integration.factories import TRICKY_IDS
 from tests.outboxes import STREAM, Outbox
 
@@ -236,11 +236,8 @@ def test_a_work_stream_is_cut_without_an_archive(redis_url: str, streams: str, a
 
 
 def _usher(capsys: pytest.CaptureFixture[str], redis_url: str, *words: str) -> tuple[int, str]:
-    try:
-        with mock.patch.dict(os.environ, USHER_REDIS_URL=redis_url):  # a password in a flag is warned of
-            code = run(["trim", "--ticket-stream", STREAM, "--group", "g", *words])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+    with mock.patch.dict(os.environ, USHER_REDIS_URL=redis_url):  # a password in a flag is warned of
+        code = usher("trim", "--ticket-stream", STREAM, "--group", "g", *words)
     told = capsys.readouterr()
     return code, told.out + told.err
 

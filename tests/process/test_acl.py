@@ -69,9 +69,10 @@ def guarded_redis(folder: Path) -> Iterator[Guarded]:
     lines = re.sub(r"^user (\w+) off resetpass (?=.*\+\w)", r"user \1 on >pw-\1 ", _FILE.read_text(), flags=re.MULTILINE)
     users = [line for line in lines.splitlines() if line.startswith("user ")] + ["user admin on >pw-admin ~* &* +@all"]
     assert len(users) == len(_ALL) + 2
-    (folder / "users.acl").write_text("\n".join(users) + "\n")
+    (folder / "users.acl").write_text(lines + users[-1] + "\n")
     port = free_port()
-    words = f"{find_redis_server()} --port {port} --bind 127.0.0.1 --dir {folder} --appendonly no --aclfile {folder}/users.acl".split()
+    (folder / "redis.conf").write_text(f"port {port}\nbind 127.0.0.1\ndir {folder}\nappendonly no\ninclude {folder}/users.acl\n")
+    words = [str(find_redis_server()), str(folder / "redis.conf")]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     server = Guarded(folder, port)
     try:

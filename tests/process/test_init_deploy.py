@@ -13,13 +13,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 import requests
 
+from common.acl import USERS
 from common.commands.local import quiet_port
 from common.embedded import find_redis_server
-from common.redis_client import Link
+from common.redis_client import CommandRefused, Link
 from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of, until
 
 pytestmark = pytest.mark.process
@@ -49,7 +52,7 @@ class HostFolder:
         )
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         lines = (self.folder / "usher.env").read_text().splitlines()
-        self.settings = dict(re.findall(r"(USHER_\w+)='(.*)'", "\n".join(lines)))
+        self.settings = dict(re.findall(r"(\w+)='(.*)'", "\n".join(lines)))
 
     def start(self) -> None:
         with (self.folder / "out").open("wb") as out:
@@ -96,9 +99,11 @@ def one_host(home: Path, **environ: str) -> HostFolder:
 
 def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     host = one_host(folder)
-    modes = {name: stat.S_IMODE((host.folder / name).stat().st_mode) for name in ("usher.env", "redis.conf", "state", "start")}
-    assert modes == {"usher.env": 0o600, "redis.conf": 0o600, "state": 0o700, "start": 0o755}
-    secrets = {host.settings["USHER_API_TOKEN"], host.settings["USHER_REDIS_URL"].partition("://default:")[2].partition("@")[0]}
+    modes = {name: stat.S_IMODE((host.folder / name).stat().st_mode) for name in ("usher.env", "users.acl", "redis.conf", "state", "start")}
+    assert modes == {"usher.env": 0o600, "users.acl": 0o600, "redis.conf": 0o600, "state": 0o700, "start": 0o755}
+    secrets = {value for name, value in host.settings.items() if name.endswith("_TOKEN")}
+    secrets |= {urlsplit(url).password or "" for name, url in host.settings.items() if name.startswith(("USHER_REDIS_URL", "REDIS_URL_"))}
+    assert len(secrets) == 3 + len(USERS)
     for file in host.folder.iterdir():
         if file.is_file() and file.stat().st_mode & 0o077:
             assert not [secret for secret in secrets if secret in file.read_text()], f"{file.name} is readable for others"
@@ -114,19 +119,61 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
 
     until(lambda: consumers() == 2, 60, "both consumers are registered")
     assert requests.get(f"{url}/api/lag", timeout=20).status_code == 401, "the token is asked for"
-    _send(host.settings["USHER_REDIS_URL"], "7", "hello")
+    roles = {name: {"Authorization": f"Bearer {host.settings[f'USHER_{name}_TOKEN']}"} for name in ("OPERATOR", "VIEWER")}
+    for name, status in (("VIEWER", 403), ("OPERATOR", 404)):
+        assert requests.get(f"{url}/api/lag", headers=roles[name], timeout=20).status_code == 200
+        assert requests.post(f"{url}/api/consumers/nobody/drain", headers=roles[name], json={}, timeout=20).status_code == status
+    check_users(host, folder)
+    with redis.Redis.from_url(host.settings["REDIS_URL_PRODUCER"]) as producer:
+        producer.xadd("ticket_stream", {"ticket_id": "7", "text": "hello"})
     until(lambda: _handled(host) == ["7 hello"], 30, "the message is handled")
     assert host.stop() == 0
     assert "drained" in host.logs()
     assert not processes_of(folder)
 
 
+def test_systemd_finds_nothing_wrong_with_the_unit(folder: Path) -> None:
+    """`systemd-analyze verify` reads the file as systemd does, and looks whether what it names is there; nothing is started."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed here (Debian: apt-get install systemd): the unit is not verified")
+    host = one_host(folder)
+    unit = host.folder / "usher.service"
+
+    def verify() -> str:
+        done = subprocess.run([analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60)
+        return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if str(unit) in line or "usher.service" in line)
+
+    assert verify() == ""
+    unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=mixt").replace("ExecStart=/", "ExecStart=/nowhere/"))
+    told = verify()
+    assert "kill mode" in told.lower()
+    assert "/nowhere/" in told
+
+
+def check_users(host: HostFolder, folder: Path) -> None:
+    """Every program works as its own user of Redis, and sees no other one's password."""
+    admin = Link(host.settings["REDIS_URL_ADMIN"], "test")
+    users = set(re.findall(r" user=(\w+)", admin.call("CLIENT", "LIST").decode()))
+    admin.close()
+    assert users == {"admin", "master", "consumer"}
+    with pytest.raises(CommandRefused, match="NOPERM"):
+        Link(host.settings["REDIS_URL_CONSUMER"], "test").call("KEYS", "*")
+    for process in processes_of(folder):
+        command = " ".join(process.cmdline())
+        if "consumer-name" in command:
+            environ = process.environ()
+            assert environ["USHER_REDIS_URL"] == host.settings["REDIS_URL_CONSUMER"]
+            assert not [name for name in environ if name.startswith("REDIS_URL_") or name == "USHER_OPERATOR_TOKEN"]
+            assert host.settings["USHER_REDIS_URL"] not in environ.values()
+
+
 def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> None:
     ports = _ports(2), _ports(2), _ports(1)
     masters = f"http://127.0.0.1:{ports[0]},http://127.0.0.2:{ports[1]}"
     settings = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_HEALTH_HOSTS": "127.0.0.0/8"}
-    redis = ("--role", "redis", "--role", "master", "--redis-port", str(ports[0] + 1))
-    first = HostFolder(folder, "a", *redis, "--masters", masters, **settings)
+    with_redis = ("--role", "redis", "--role", "master", "--redis-port", str(ports[0] + 1))
+    first = HostFolder(folder, "a", *with_redis, "--masters", masters, **settings)
     second_words = ("--role", "master", "--role", "consumer", "--host", "127.0.0.2", "--health-port", str(ports[2]), "--consumers", "1")
     second = HostFolder(folder, "b", *second_words, "--handler", "shop:handle", **{**first.settings, **settings})
     assert second.settings["USHER_API_TOKEN"] == first.settings["USHER_API_TOKEN"]
@@ -144,6 +191,7 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> 
     kill_all_of(folder)
     second.process.wait(10)
     first.process.wait(10)
+    until(lambda: not processes_of(folder), 20, "all are gone")
 
 
 def requests_ready(urls: list[str]) -> bool:
@@ -177,7 +225,7 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
     host = one_host(folder)
     url = host.settings["USHER_REDIS_URL"]
     host.start()
-    cli = 'redis-cli --no-auth-warning -u "$USHER_REDIS_URL"'
+    cli = 'redis-cli --no-auth-warning -u "$REDIS_URL_ADMIN"'
 
     def stick() -> None:
         (host.folder / "stuck").touch()

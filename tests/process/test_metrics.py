@@ -8,10 +8,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import requests
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.embedded import EmbeddedRedis
@@ -141,6 +143,24 @@ def test_lag_is_plain_json_for_autoscalers(pages: Pages) -> None:
         assert (document["lag"], document["unfinished"], document["consumers"], document["lag_is_exact"]) == (0, 0, 1, True)
 
 
+def test_what_the_readme_tells_kubernetes_and_keda_is_there(pages: Pages) -> None:
+    """The YAML of the README that `usher init-deploy` writes, asked as a kubelet and KEDA's scalers ask."""
+    text = (ROOT / "deploy" / "init" / "README.md.j2").read_text()
+    told = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    probes = {name: probe for document in told for name, probe in document.items() if name.endswith("Probe")}
+    assert set(probes) == {"livenessProbe", "readinessProbe"}
+    triggers = {trigger["type"]: trigger["metadata"] for document in told for trigger in document.get("triggers", ())}
+    assert set(triggers) == {"metrics-api", "prometheus"}
+    for url in [*pages.crew.masters, pages.consumer_urls["c1"]]:
+        for probe in probes.values():
+            assert requests.get(url + probe["httpGet"]["path"], timeout=20).status_code == 200
+    for url in pages.crew.masters:
+        document = requests.get(url + urlsplit(triggers["metrics-api"]["url"]).path, timeout=20).json()
+        assert document[triggers["metrics-api"]["valueLocation"]] == 0
+        [name] = re.findall(r"^max\((\w+)\)$", triggers["prometheus"]["query"])
+        assert pages.samples(url)[name] == 0
+
+
 def test_dashboard_and_alerts_ask_only_for_what_there_is(pages: Pages) -> None:
     told: set[str] = set()
     for url in [*pages.crew.masters, pages.consumer_urls["c1"]]:
@@ -166,3 +186,24 @@ def test_the_dashboard_is_one_that_grafana_can_import() -> None:
     for panel in panels:
         assert panel["title"] and panel["gridPos"]["w"] + panel["gridPos"]["x"] <= 24
         assert panel["targets"] and all(names_in(target["expr"]) for target in panel["targets"])
+
+
+def test_who_drained_has_left_and_who_was_killed_is_lost_although_it_is_back_at_once(pages: Pages) -> None:
+    crew = pages.crew
+
+    def told(action: str, name: str) -> list[str]:
+        return [found["consumer"] for found in crew.events(action, "master") if found["consumer"].startswith(f"{name}:")]
+
+    def recoveries() -> float:
+        return max(pages.samples(url)["usher_recovery_seconds_count"] for url in crew.masters)
+
+    for name in ("c3", "c4"):
+        crew.start_consumer(name, "shop:handle")
+        crew.until(lambda name=name: told("consumer_joined", name), 30, f"{name} is there")
+    assert crew.stop("c3") == 0
+    crew.until(lambda: told("consumer_left", "c3"), 30, "c3 has left")
+    crew.kill_worker("c4")
+    crew.until(lambda: told("consumer_lost", "c4") and len(told("consumer_joined", "c4")) == 2, 30, "c4 is lost, and back")
+    crew.until(lambda: recoveries() == 2, 30, "of c2 and c4, and no other")
+    assert not told("consumer_lost", "c3") + told("consumer_recovered", "c3") + told("consumer_left", "c4")
+    assert max(pages.samples(url)["usher_consumers_lost_total"] for url in crew.masters) == 2

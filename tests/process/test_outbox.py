@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common.cli import run
 from common.outbox.log_consumer import LogConsumer
 from common.redis_client import Link
+from tests.commands import usher
 from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
 from tests.postgres import find_binaries
 from tests.process.killed_streamer import POINTS
@@ -119,21 +119,18 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
 ) -> None:
     monkeypatch.setattr("master.commands.streamer.configure", lambda *given: None)  # logging belongs to the test run
 
-    def usher(*words: str) -> tuple[int, str]:
-        try:
-            code = run(["streamer", "--log-level", "error", *words])
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+    def streamer(*words: str) -> tuple[int, str]:
+        code = usher("streamer", "--log-level", "error", *words)
         told = capsys.readouterr()
         return code, told.out + told.err
 
     url = f"sqlite:///{tmp_path / 'shop.db'}"
-    assert "CREATE TABLE staged_log_records" in usher("--schema", "postgresql")[1]
-    code, told = usher("--outbox-url", url, "--waiting")
+    assert "CREATE TABLE staged_log_records" in streamer("--schema", "postgresql")[1]
+    code, told = streamer("--outbox-url", url, "--waiting")
     assert (code, "usher streamer --migrate" in told) == (2, True)
-    assert usher("--outbox-url", url, "--migrate") == (0, "outbox: version 1 applied\n")
-    assert usher("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
-    assert usher("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused\n")
-    assert usher("--migrate") == (2, "usher streamer: USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)\n")
-    code, told = usher("--redis-url", "redis://127.0.0.1:1")
+    assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: version 1 applied\n")
+    assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
+    assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused\n")
+    assert streamer("--migrate") == (2, "usher streamer: USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)\n")
+    code, told = streamer("--redis-url", "http://127.0.0.1:1")
     assert (code, "USHER_REDIS_URL" in told) == (2, True)

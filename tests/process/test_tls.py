@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import socket
-import ssl
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import requests
-import trustme
 
 from common.commands.local import quiet_port
 from common.embedded import EmbeddedRedis
@@ -22,25 +19,11 @@ from common.redis_client import Link
 from common.tls import ServerTls
 from tests.process.crew import KEYS, Crew, Producer
 from tests.process.machine import until
+from tests.tls_front import Papers, TlsFront
 
 pytestmark = pytest.mark.process
 
 _TOKEN = "t-all"
-
-
-class Papers:
-    """A CA, and a certificate of it for this machine, as files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._ca = trustme.CA()
-        self.ca, self.cert, self.key = folder / "ca.pem", folder / "cert.pem", folder / "key.pem"
-        self._ca.cert_pem.write_to_path(str(self.ca))
-        self.issue()
-
-    def issue(self) -> None:
-        issued = self._ca.issue_cert("127.0.0.1", "localhost")
-        self.key.write_bytes(issued.private_key_pem.bytes())
-        self.cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
 
 
 @pytest.fixture(scope="module")
@@ -128,57 +111,10 @@ def test_a_new_certificate_is_taken_up_and_a_broken_one_is_not(tmp_path: Path) -
 # ---- Redis -----------------------------------------------------------------------------------------------------------------------
 
 
-class TlsFront:
-    """TLS in front of a Redis, as a proxy in front of it or its own ``tls-port`` would do it; the embedded redis-server is built without."""
-
-    def __init__(self, papers: Papers, socket_path: Path) -> None:
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(papers.cert, papers.key)
-        self._behind = str(socket_path)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.refused = 0
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                plain, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
-
-    def _serve(self, plain: socket.socket) -> None:
-        try:
-            outside = self._context.wrap_socket(plain, server_side=True)
-        except OSError:
-            self.refused += 1
-            plain.close()
-            return
-        inside = socket.socket(socket.AF_UNIX)
-        inside.connect(self._behind)
-        with outside, inside:
-            threading.Thread(target=_copy, args=(inside, outside), daemon=True).start()
-            _copy(outside, inside)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while data := source.recv(65_536):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
-
-
 def test_redis_is_reached_over_tls_and_only_with_a_certificate_that_is_trusted(folder: Path, papers: Papers) -> None:
     with EmbeddedRedis(folder / "tls", port=None, durable=False) as server:
         password, _, rest = server.url.removeprefix("unix://:").partition("@")
-        front = TlsFront(papers, Path(rest.partition("?")[0]))
+        front = TlsFront(papers, rest.partition("?")[0])
         url = f"rediss://:{password}@127.0.0.1:{front.port}/0"
         trusted = Link(f"{url}?ssl_ca_certs={papers.ca}", "test")
         until(lambda: trusted.call("PING") == b"PONG", 10, "PONG over TLS")

@@ -8,14 +8,17 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from common.commands.leader import living_consumers
-from common.commands.local import quiet_port
+from common.commands.leader import is_well, living_consumers, somebody_leads
+from common.commands.local import LocalSettings, plan, quiet_port
 from common.commands.supervision import CONFIGURATION, environment
-from common.embedded import find_redis_server
+from common.embedded import EmbeddedRedis, find_redis_server
+from common.errors import StartRefused
 from common.redis_client import Link
 from tests.process.machine import USHER, UsherUp, environ_for, kill_all_of, processes_of, until
 
@@ -152,6 +155,31 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, words:
     assert "hush" not in done.stderr
     assert not (folder / "state" / "up.json").exists()
     assert not (folder / "state" / "logs" / "supervisord.log").exists()
+
+
+def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
+    port = quiet_port(2, random.Random())
+    with pytest.raises(StartRefused, match=f"USHER_REDIS_PORT: {port + 1} is a port of the masters too .USHER_PORT"):
+        plan(LocalSettings(port=port, redis_port=port + 1, state_dir=folder), {})
+    (folder / "redis.port").write_text(f"{port + 1}\n")
+    planned = plan(LocalSettings(port=port, state_dir=folder), environ_for(folder))
+    assert planned.redis_port not in (port, port + 1), "the one of the last time is not taken then"
+
+
+def test_another_server_in_the_place_of_a_master_is_no_master(folder: Path) -> None:
+    """Somebody may have taken the port after it was looked at; a Redis closes the connection of a browser, others answer in their own way."""
+    with EmbeddedRedis(folder / "other", port=0, durable=False) as other, socket.create_server(("127.0.0.1", 0)) as greeting:
+
+        def greet() -> None:
+            with greeting.accept()[0] as connection:
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        for port in (urlsplit(other.url).port, greeting.getsockname()[1]):
+            well, why = is_well(f"http://127.0.0.1:{port}")
+            assert not well
+            assert why
+        assert not somebody_leads([other.url.replace("redis", "http")])
 
 
 @pytest.mark.parametrize("setting", ["USHER_PORT", "USHER_REDIS_PORT"])

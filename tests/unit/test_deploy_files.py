@@ -6,10 +6,12 @@ import configparser
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from common.acl import USERS
 from common.commands import deploy_folder
 from common.commands.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
 from common.commands.init_deploy import plan
@@ -54,6 +56,7 @@ def test_what_is_generated_is_new_each_time_and_what_is_given_is_kept() -> None:
         assert one.settings[name] != other.settings[name]
         assert planned(environ=dict(one.settings)).settings[name] == one.settings[name], "again, with usher.env in the environment"
     assert planned(environ=dict(one.settings)).roles == one.roles
+    assert set(planned(environ=_ELSEWHERE).files()) == set(one.files()) - {"redis.conf", "users.acl"}
 
 
 def test_settings_of_the_environment_are_kept_but_for_those_of_one_program() -> None:
@@ -70,14 +73,41 @@ def test_a_redis_of_somebody_elses_is_used_and_not_run() -> None:
     assert "redis.conf" not in host.files()
 
 
-def test_users_of_redis_are_written_where_there_is_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy_folder, "_USERS", tmp_path / "users.acl")
-    assert "users.acl" not in planned().files()
-    (tmp_path / "users.acl").write_text("user default off\n")
-    files = planned().files()
-    assert files["users.acl"] == ("user default off\n", 0o600)
-    assert "| `users.acl` |" in files["README.md"][0]
-    assert "users.acl" not in planned("consumer", environ=_ELSEWHERE, masters="http://127.0.0.1:8700").files()
+def test_a_redis_of_our_own_has_a_user_for_each_kind_of_program() -> None:
+    host = planned()
+    files = host.files()
+    acl, mode = files["users.acl"]
+    assert (mode, files["redis.conf"][1]) == (0o600, 0o600)
+    assert set(re.findall(r"^user (\w+) on resetpass #[0-9a-f]{64} ", acl, re.MULTILINE)) == set(USERS)
+    assert "requirepass" not in files["redis.conf"][0].partition("# ---- this host")[2]
+    urls = [host.settings["USHER_REDIS_URL"], *host.redis_users.values()]
+    passwords = {urlsplit(url).password or "" for url in urls}
+    assert len(passwords) == len(USERS)
+    for name, (text, mode) in files.items():
+        if mode & 0o077 or name == "users.acl":
+            assert not [secret for secret in passwords if secret in text], name
+    again = planned(environ=dict(host.settings) | {f"REDIS_URL_{user.upper()}": url for user, url in host.redis_users.items()})
+    assert again.files()["users.acl"] == files["users.acl"], "with usher.env in the environment nothing changes"
+
+
+def test_a_consumer_is_told_its_own_url_of_redis_and_no_other() -> None:
+    first = planned(environ={"USHER_HEALTH_HOSTS": "10.0.0.0/24"})
+    consumer = sections(first)["program:consumer-1"]
+    assert consumer["environment"] == 'USHER_REDIS_URL="%(ENV_REDIS_URL_CONSUMER)s"'
+    hidden = set(re.findall(r"-u (\w+)", consumer["command"]))
+    assert hidden == {"USHER_OPERATOR_TOKEN", *(f"REDIS_URL_{user.upper()}" for user in first.redis_users)}
+    env = dict(first.settings) | {f"REDIS_URL_{user.upper()}": url for user, url in first.redis_users.items()}
+    second = planned("consumer", environ=env, host="10.0.0.3", masters="http://10.0.0.1:8700")
+    assert second.settings["USHER_REDIS_URL"] == first.redis_users["consumer"]
+    told = second.files()["usher.env"][0]
+    assert first.settings["USHER_OPERATOR_TOKEN"] not in told
+    assert not [user for user, url in first.redis_users.items() if user != "consumer" and url in told]
+    assert first.settings["USHER_REDIS_URL"] not in told
+
+
+def test_tokens_are_made_for_programs_operators_and_viewers() -> None:
+    tokens = [planned().settings[f"USHER_{name}_TOKEN"] for name in ("API", "OPERATOR", "VIEWER")]
+    assert len({*tokens}) == 3 and min(map(len, tokens)) > 40
 
 
 def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:

@@ -18,12 +18,13 @@ class Leader:
     def __init__(self) -> None:
         self.reports: list[list[str]] = []
         self.wait_s = 0.0  # not 0: it refuses, because it was asked too often
+        self.status = 200
 
     def post(self, _path: str, body: bytes) -> Answer:
         if self.wait_s:
             return Answer("", 429, {}, 0.0, self.wait_s)
         self.reports.append([entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]])
-        return Answer("", 200, {}, 0.0)
+        return Answer("", self.status, {}, 0.0)
 
 
 class Clock:
@@ -141,3 +142,15 @@ def test_more_than_fits_goes_in_several_reports(clock: Clock) -> None:
     reporter.run_once()
     reporter.run_once()
     assert [len(report) for report in leader.reports] == [1, MOST_IDS, MOST_IDS]
+
+
+@pytest.mark.parametrize(("status", "level"), [(409, "INFO"), (500, "WARNING")])
+def test_a_report_of_an_incarnation_that_has_ended_is_no_trouble(caplog: pytest.LogCaptureFixture, clock: Clock, status: int, level: str) -> None:
+    caplog.set_level("INFO")
+    reporter, leader = begun(spare=2000)
+    leader.status = status
+    reporter.add(items(2, 3))
+    clock.s += 1
+    reporter.run_once()
+    assert [record.levelname for record in caplog.records] == [level]
+    assert reporter.dropped == 3

@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response as AnyResponse
 from common.credentials import Role
 from common.web import Problem
 from common.web_auth import local_path, needs
-from master.actions import Action
+from master.actions import FAILED, Action
 from master.bulk_letters import DROP, REDRIVE, Job
 from master.dead_letters import AT_ONCE, Outcome
 from master.web.api import by_caller
@@ -26,8 +26,6 @@ from master.web.pages.views import STREAM_ID
 
 _LONGEST_WHY = 300
 _MOST_CHOSEN = 200
-#: Said behind the outcome of what was done by then; what became of the last step, nobody knows.
-_FAILED = ", then Redis failed"
 
 
 def action_routes(port: PagePort, notes: Notes) -> Blueprint:
@@ -75,7 +73,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
         if not ids:
             return go(back, "Nothing was chosen")
         outcomes: list[Outcome] = []
-        ended = _FAILED
+        ended = FAILED
         try:
             for at in range(0, len(ids), AT_ONCE):
                 outcomes += step(ids[at : at + AT_ONCE])

@@ -1,0 +1,126 @@
+"""Who redrives or drops dead letters leaves a line in the action log, whichever way it is done: who, when, why, and what came of it."""
+
+from __future__ import annotations
+
+import getpass
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from common import web
+from common.credentials import Identity, Role
+from common.errors import NotNow
+from master.actions import ActionLog
+from master.bulk_letters import DONE, READY
+from master.commands.dead import dead
+from master.dead_letters import AT_ONCE, DeadLetters
+from master.policy.letters import LetterFilter
+from master.web.dead_letters import letter_routes
+from tests.doors import doorman
+from tests.integration.factories import World
+from tests.integration.test_page import Site, site  # noqa: F401
+
+_WAYS = pytest.mark.parametrize(("what", "word"), [("redrive", "added"), ("drop", "dropped")])
+
+
+@pytest.fixture
+def letters(world: World) -> Callable[[int], list[str]]:
+    """Makes so many dead letters, and tells their ids."""
+
+    leader, a = world.elect(), world.join("a")
+    numbers = itertools.count()
+
+    def made(count: int) -> list[str]:
+        for _ in range(count):
+            ticket = b"T%d" % next(numbers)
+            world.owned(leader, a, ticket)
+            world.give_up(a, ticket, "skip")
+        return [letter_id.decode() for letter_id in world.letter_ids()[-count:]]
+
+    return made
+
+
+@pytest.fixture
+def api(world: World) -> Iterator[Any]:
+    app = web.create_app(__name__, doorman(otto=Identity(Role.OPERATOR, "otto")), 4096)
+    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys).note))
+    client = app.test_client()
+    yield lambda what, **body: client.post(f"/api/dead-letters/{what}", json=body, headers={"Authorization": "Bearer otto"})
+
+
+def lines(world: World) -> list[tuple[str, ...]]:
+    """Who, how, what, to what, why and with what outcome; the newest first. All were written just now."""
+    found, _ = ActionLog(world.link, world.keys).page(None, 100)
+    assert all(abs(time.time() * 1000 - line["time_ms"]) < 600_000 for line in found)
+    return [tuple(line[name] for name in ("who", "via", "what", "on", "why", "outcome")) for line in found]
+
+
+def usher_dead(world: World, *words: str) -> Any:
+    environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group}
+    return CliRunner().invoke(dead, [*words], env=environ)
+
+
+@_WAYS
+def test_by_http(api: Any, world: World, letters: Callable[[int], list[str]], what: str, word: str) -> None:
+    ids = letters(3)
+    assert api(what, ids=ids[:1], reason="it is mended").status_code == 200
+    assert api(what, filter={"error": "ValueError"}, reason="all of them").status_code == 200
+    assert api(what, ids=ids[:1]).status_code == 200
+    assert lines(world) == [
+        ("otto", "http", what, f"1 dead letters, from {ids[0]}", "", "gone 1"),
+        ("otto", "http", what, f"2 dead letters, from {ids[1]}", "all of them", f"{word} 2"),
+        ("otto", "http", what, f"1 dead letters, from {ids[0]}", "it is mended", f"{word} 1"),
+    ]
+
+
+@_WAYS
+def test_by_command(world: World, letters: Callable[[int], list[str]], what: str, word: str) -> None:
+    ids, me = letters(3), getpass.getuser()
+    assert usher_dead(world, what, ids[0], "--yes", "--why", "it is mended").exit_code == 0
+    assert usher_dead(world, what, "--all", "--error", "ValueError", "--yes", "--why", "all of them").exit_code == 0
+    assert lines(world) == [
+        (me, "cli", what, "2 dead letters of a filter", "all of them", f"{word} 2"),
+        (me, "cli", what, f"1 dead letters, from {ids[0]}", "it is mended", f"{word} 1"),
+    ]
+
+
+@_WAYS
+def test_by_the_page(site: Site, world: World, letters: Callable[[int], list[str]], what: str, word: str) -> None:  # noqa: F811
+    ids = letters(3)
+    assert site.post(f"/dead-letters/{what}", id=ids[0], why="it is mended").status_code == 303
+    job = site.bulk.prepare(what, LetterFilter(error="ValueError"), "with the error ValueError", "x")
+    while job.state != READY:
+        site.bulk.run_once()
+    assert site.post(f"/dead-letters/jobs/{job.id}/run", why="all of them").status_code == 303
+    while job.state != DONE:
+        site.bulk.run_once()
+    assert lines(world) == [
+        ("anybody", "http", what, "2 dead letters: with the error ValueError", "all of them", f"{word} 2"),
+        ("anybody", "http", what, "2 dead letters: with the error ValueError", "all of them", "begun"),
+        ("anybody", "http", what, f"1 dead letters, from {ids[0]}", "it is mended", f"{word} 1"),
+    ]
+
+
+@_WAYS
+def test_what_was_done_before_redis_went_away_is_in_the_log(
+    api: Any, world: World, letters: Callable[[int], list[str]], monkeypatch: pytest.MonkeyPatch, what: str, word: str
+) -> None:
+    ids = letters(2 * (AT_ONCE + 2))
+    run, calls = DeadLetters._run, []
+
+    def once(self: DeadLetters, step: str, some: Any) -> Any:
+        calls.append(step)
+        if len(calls) % 2 == 0:
+            raise NotNow("LOADING", "LOADING")
+        return run(self, step, some)
+
+    monkeypatch.setattr(DeadLetters, "_run", once)
+    assert api(what, ids=ids[::2], reason="by HTTP").status_code == 503
+    assert usher_dead(world, what, *ids[1::2], "--yes", "--why", "by command").exit_code != 0
+    told = {why: outcome for *_, why, outcome in lines(world)}
+    assert told["by HTTP"] == f"{word} {AT_ONCE}, then Redis failed"
+    assert told["by command"].endswith("then Redis failed")
