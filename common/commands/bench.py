@@ -29,14 +29,17 @@ _VOLATILE = click.option("--no-aof", is_flag=True, help="Without append-only fil
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
+_ELSEWHERE = {"audit": "master.commands.bench_audit:audit", "compare": "common.commands.bench_compare:compare"}
+
+
 class _Benches(click.Group):
-    """The measures, and that of the audit, which is the master's and imported when called."""
+    """The measures, and those that are imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "audit"]
+        return [*super().list_commands(ctx), *_ELSEWHERE]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return load_command("master.commands.bench_audit:audit") if cmd_name == "audit" else super().get_command(ctx, cmd_name)
+        return load_command(_ELSEWHERE[cmd_name]) if cmd_name in _ELSEWHERE else super().get_command(ctx, cmd_name)
 
 
 @click.group(
