@@ -52,12 +52,12 @@ PEER = Peer(
     requires=("celery[redis]>=5.4",),
     keeps="none",
     promise="No order: any free process takes the next task. By default a task is acknowledged before it runs; a crash loses it.",
-    source="https://docs.celeryq.dev/en/stable/userguide/optimizing.html",
+    source="https://docs.celeryq.dev/en/stable/userguide/tasks.html",
     configuration="one worker, prefork pool of 2, prefetch multiplier 4 and early acks (the defaults), no results, no gossip, mingle, heartbeat",
     fill=fill,
     worker=worker,
     processes=1,
     concurrency=2,
-    share=0.2,
+    share=0.1,
 )
 ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one process of one worker takes one task at a time. Retries come later.")

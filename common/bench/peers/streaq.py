@@ -57,7 +57,7 @@ PEER = Peer(
     fill=fill,
     worker=worker,
     concurrency=16,
-    share=0.1,
+    share=0.05,
     server="valkey",
 )
 ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one worker with concurrency 1. Retries come later.")
