@@ -19,7 +19,7 @@ _USHER = {
     "title": "Usher",
     "keeps": "per ticket",
     "promise": "In order and one at a time per ticket, also through retries, crashes and changes of owner; each start has a fence, so that a "
-    "zombie's effects can be refused. At least once. Other tickets never wait for one.",
+    "zombie's effects can be refused. At least once. There are no partitions: no ticket waits for another.",
     "source": "README",
     "configuration": "one master, 2 consumers with 8 slots, all settings at their defaults, run log on",
 }

@@ -53,4 +53,4 @@ PEER = Peer(
     concurrency=10,
     share=0.05,
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one worker with max_jobs 1. Retries come later.")
+PEERS = (PEER, PEER.alone("one queue, steady state", "In order while nothing fails: one worker with max_jobs 1. Retries come later."))

@@ -60,4 +60,7 @@ PEER = Peer(
     concurrency=2,
     share=0.1,
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one process of one worker takes one task at a time. Retries come later.")
+PEERS = (
+    PEER,
+    PEER.alone("one queue, steady state", "In order while nothing fails: one process of one worker takes one task at a time. Retries come later."),
+)

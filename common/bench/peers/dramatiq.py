@@ -56,4 +56,4 @@ PEER = Peer(
     concurrency=8,
     share=0.2,
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one process with one thread. Retries come later.")
+PEERS = (PEER, PEER.alone("one queue, steady state", "In order while nothing fails: one process with one thread. Retries come later."))

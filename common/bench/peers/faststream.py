@@ -55,4 +55,7 @@ PEER = Peer(
     worker=worker,
     share=0.2,
 )
-ALONE = PEER.alone("one stream, steady state", "In order while nothing fails: one consumer, one handler at a time. What is claimed comes later.")
+PEERS = (
+    PEER,
+    PEER.alone("one stream, steady state", "In order while nothing fails: one consumer, one handler at a time. What is claimed comes later."),
+)

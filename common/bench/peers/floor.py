@@ -43,15 +43,17 @@ def worker(job: Job) -> Callable[[], object]:
     return run
 
 
-PEER = Peer(
-    name="floor",
-    title="raw floor",
-    distribution="redis",
-    requires=("redis>=8", "hiredis>=3.2"),
-    keeps="none",
-    promise="No order, no recovery: what this Redis and its client library can do at most.",
-    source="https://redis.io/docs/latest/commands/xreadgroup/",
-    configuration="2 processes, plain redis-py, XREADGROUP COUNT 500 and one XACK per batch",
-    fill=fill,
-    worker=worker,
+PEERS = (
+    Peer(
+        name="floor",
+        title="raw floor",
+        distribution="redis",
+        requires=("redis>=8", "hiredis>=3.2"),
+        keeps="none",
+        promise="No order, no recovery: what this Redis and its client library can do at most.",
+        source="https://redis.io/docs/latest/commands/xreadgroup/",
+        configuration="2 processes, plain redis-py, XREADGROUP COUNT 500 and one XACK per batch",
+        fill=fill,
+        worker=worker,
+    ),
 )

@@ -49,4 +49,4 @@ PEER = Peer(
     concurrency=2,
     share=0.2,
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one worker takes one task at a time. Retries come later.")
+PEERS = (PEER, PEER.alone("one queue, steady state", "In order while nothing fails: one worker takes one task at a time. Retries come later."))

@@ -134,7 +134,7 @@ PEER = Peer(
     concurrency=1000,
     server="nats",
 )
-STRICT = replace(
+_STRICT = replace(
     PEER,
     name="nats-strict",
     title="NATS JetStream, max_ack_pending 1",
@@ -145,3 +145,4 @@ STRICT = replace(
     concurrency=1,
     share=0.2,
 )
+PEERS = (PEER, _STRICT)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from common.bench.peers.peer import Peer
@@ -14,7 +16,6 @@ from common.bench.recording import Job, record
 _EXCHANGE = "tickets"
 _QUEUES = [f"tickets-{number}" for number in range(16)]
 _PREFETCH = 2000
-_ACK_EVERY = 100
 _ACK_WITHIN_S = 0.05
 _STAND_BY_AFTER_S = 1.0
 
@@ -39,17 +40,17 @@ def fill(job: Job) -> str:
 
 
 class _Acks:
-    """One acknowledgement for up to ``_ACK_EVERY`` messages: those of a channel are handled in the order in which they come."""
+    """One acknowledgement for up to ``every`` messages: those of a channel are handled in the order in which they come."""
 
-    def __init__(self, connection: Any, channel: Any) -> None:
-        self._connection, self._channel = connection, channel
+    def __init__(self, connection: Any, channel: Any, every: int) -> None:
+        self._connection, self._channel, self._every = connection, channel, every
         self._tag = self._told = 0
 
     def handled(self, tag: int) -> None:
-        if self._tag == self._told:
+        if self._tag == self._told and self._every > 1:
             self._connection.call_later(_ACK_WITHIN_S, self._tell)
         self._tag = tag
-        if tag - self._told >= _ACK_EVERY:
+        if tag - self._told >= self._every:
             self._tell()
 
     def _tell(self) -> None:
@@ -58,13 +59,13 @@ class _Acks:
             self._told = self._tag
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: Job, ack_every: int = 100) -> Callable[[], object]:
     import pika
 
     connection = pika.BlockingConnection(pika.URLParameters(job.url))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=_PREFETCH)
-    acks = _Acks(connection, channel)
+    acks = _Acks(connection, channel, ack_every)
 
     def handle(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
         ticket, number, _ = body.split(b" ", 2)
@@ -83,6 +84,10 @@ def worker(job: Job) -> Callable[[], object]:
     return run
 
 
+_CONFIGURATION = (
+    "16 durable classic queues behind a consistent-hash exchange, persistent messages, single active consumer, prefetch 2000, manual acks {}, "
+    "pika in 2 processes"
+)
 PEER = Peer(
     name="rabbitmq",
     title="RabbitMQ",
@@ -92,9 +97,17 @@ PEER = Peer(
     promise="In order per queue while its single active consumer lives. When it fails, what it had in hand comes to the next one again; "
     "nothing stops the old one from going on. Tickets of one queue wait for each other.",
     source="https://www.rabbitmq.com/docs/consumers#single-active-consumer",
-    configuration="16 durable classic queues behind a consistent-hash exchange, persistent messages, single active consumer, prefetch 2000, "
-    "manual acks of up to 100 messages, pika in 2 processes",
+    configuration=_CONFIGURATION.format("of up to 100 messages"),
     fill=fill,
     worker=worker,
     server="rabbitmq",
 )
+_EACH = replace(
+    PEER,
+    name="rabbitmq-each",
+    title="RabbitMQ, an ack per message",
+    configuration=_CONFIGURATION.format("of each message, as its tutorials do"),
+    worker=partial(worker, ack_every=1),
+    share=0.5,
+)
+PEERS = (PEER, _EACH)

@@ -49,4 +49,4 @@ PEER = Peer(
     worker=worker,
     share=0.05,
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one worker takes one job at a time. Retries come later.")
+PEERS = (PEER, PEER.alone("one queue, steady state", "In order while nothing fails: one worker takes one job at a time. Retries come later."))

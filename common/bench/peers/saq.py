@@ -52,4 +52,4 @@ PEER = Peer(
     concurrency=10,
     share=0.1,
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one worker with concurrency 1. Retries come later.")
+PEERS = (PEER, PEER.alone("one queue, steady state", "In order while nothing fails: one worker with concurrency 1. Retries come later."))

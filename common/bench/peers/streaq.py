@@ -60,4 +60,4 @@ PEER = Peer(
     share=0.05,
     server="valkey",
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one worker with concurrency 1. Retries come later.")
+PEERS = (PEER, PEER.alone("one queue, steady state", "In order while nothing fails: one worker with concurrency 1. Retries come later."))

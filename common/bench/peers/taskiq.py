@@ -55,4 +55,4 @@ PEER = Peer(
     concurrency=100,
     share=0.2,
 )
-ALONE = PEER.alone("one queue, steady state", "In order while nothing fails: one worker, one task at a time. What is claimed comes later.")
+PEERS = (PEER, PEER.alone("one queue, steady state", "In order while nothing fails: one worker, one task at a time. What is claimed comes later."))
