@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from common.bench import machine
-from common.bench.compare import Workload, prepare
+from common.bench.compare import Workload, find, prepare
 from common.bench.contest import contest
 from common.bench.peers.catalog import PEERS
 from common.bench.peers.peer import Peer
@@ -72,15 +72,17 @@ def _say(text: str) -> None:
 
 
 def _prepare(peers: list[Peer], environments: Path) -> int:
-    """The exit code."""
+    """The exit code: 1 when something is missing still."""
     failures = 0
     for peer in {peer.environment: peer for peer in reversed(peers) if peer.name != "floor"}.values():
         _say(f"{peer.environment}: {', '.join(peer.requires)}")
         try:
             prepare(peer, environments)
+            installed = find(peer, environments)
         except BenchFailed as failed:
-            failures += 1
-            _say(str(failed))
+            installed = str(failed)
+        failures += isinstance(installed, str)
+        _say(f"  {installed if isinstance(installed, str) else f'{peer.distribution} {installed.version} is ready'}")
     return min(failures, 1)
 
 
