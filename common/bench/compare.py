@@ -23,6 +23,8 @@ from common.bench.rig import STREAM, BenchFailed, Rig, zipf_tickets
 _SEED = 1
 _PROCESSES = 2
 _POLL_S = 0.05
+_FILLED_WITHIN_S = 900.0
+_READY_WITHIN_S = 60.0
 _FIRST_WITHIN_S = 60.0
 _STALLED_S = 15.0
 #: What comes a second time may come a little after the last one.
@@ -91,11 +93,11 @@ def run_peer(peer: Peer, installed: Installed, workload: Workload, environ: Mapp
             Job(str(folder), url, len(tickets), workload.payload, peer.processes, peer.concurrency).save(tickets)
             words = [installed.python, "-m", "common.bench.peers", peer.name]
             with Program("fill", [*words, "fill"], folder, own) as filling:
-                told = filling.answer()
+                told = filling.answer(_FILLED_WITHIN_S)
             with contextlib.ExitStack() as stack:
                 crew = [stack.enter_context(Program(f"worker-{n}", [*words, "work", str(n)], folder, own)) for n in range(peer.processes)]
                 for worker in crew:
-                    worker.answer()
+                    worker.answer(_READY_WITHIN_S)
                 for worker in crew:
                     worker.tell()
                 cut = _wait(folder, len(tickets), workload.at_most_s, lambda: _check(crew))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -42,9 +43,11 @@ class Program:
         except BrokenPipeError:
             raise self.failure() from None
 
-    def answer(self) -> str:
-        """The next line of its standard output. Raises BenchFailed when it ends without one."""
+    def answer(self, within_s: float) -> str:
+        """The next line of its standard output. Raises BenchFailed when it ends without one, or none comes in time."""
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], within_s)[0]:
+            raise BenchFailed(f"{self.name} did not answer in {within_s:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise self.failure()

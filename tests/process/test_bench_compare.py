@@ -120,6 +120,18 @@ def test_a_slow_peer_is_stopped_and_what_it_handled_is_counted(fake: Callable[[s
     assert result["lost"] is None
 
 
+@pytest.mark.parametrize(("limit", "left_out"), [("_READY_WITHIN_S", 'print("ready", flush=True)'), ("_FIRST_WITHIN_S", "record(*message)")])
+def test_a_peer_that_hangs_does_not_stop_the_others(
+    fake: Callable[[str], Installed], monkeypatch: pytest.MonkeyPatch, limit: str, left_out: str
+) -> None:
+    monkeypatch.setattr(compare, limit, 2.0)
+    installed = fake("")
+    script = Path(installed.python)
+    script.write_text(script.read_text().replace(left_out, "pass"))
+    with pytest.raises(BenchFailed, match=r"in 2 s$"):
+        _run(installed)
+
+
 def test_a_peer_that_ends_is_a_row_with_its_last_words(fake: Callable[[str], Installed], monkeypatch: pytest.MonkeyPatch) -> None:
     installed = fake("sys.exit('no such broker')")
     with pytest.raises(BenchFailed, match="exit code 1: no such broker"):
