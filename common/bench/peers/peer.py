@@ -46,5 +46,6 @@ class Peer:
             promise=promise,
             processes=1,
             concurrency=1,
+            share=self.share / 4,
             configuration=f"{self.configuration}; but one process, one message at a time",
         )
