@@ -84,8 +84,10 @@ def _take(row: dict[str, Any], run: Callable[[], dict[str, Any]], say: Callable[
 def summary(runs: Sequence[Mapping[str, Any]], ushers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Medians of the figures and sums of the counts; None where nothing was measured."""
     if not runs:
-        return dict.fromkeys(("messages", "messages_per_second", "ratio", *_COUNTED))
+        return dict.fromkeys(("messages", "messages_per_second", "cpu_us_per_message", "ratio", *_COUNTED))
     rate = statistics.median(run["messages_per_second"] for run in runs)
     usher = statistics.median(run["messages_per_second"] for run in ushers) if ushers else 0
     sums = {name: None if any(run[name] is None for run in runs) else sum(run[name] for run in runs) for name in _COUNTED}
-    return {"messages": runs[0]["messages"], "messages_per_second": rate, "ratio": round(rate / usher, 4) if usher else None, **sums}
+    cpu_us = statistics.median(run["cpu_us_per_message"] for run in runs)
+    ratio = round(rate / usher, 4) if usher else None
+    return {"messages": runs[0]["messages"], "messages_per_second": rate, "cpu_us_per_message": cpu_us, "ratio": ratio, **sums}

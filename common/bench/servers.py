@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from common.bench.program import Program
 from common.bench.rig import BenchFailed
@@ -24,6 +25,13 @@ HOW_TO_INSTALL = {
 }
 
 
+class Server(NamedTuple):
+    """A server that runs."""
+
+    url: str
+    pid: int
+
+
 def find(kind: str, python: str) -> str | None:
     """The program of a server: beside the peer's interpreter, or on the PATH; "" when it is Redis, which we bring along. None: there is none."""
     if kind == "redis":
@@ -37,39 +45,39 @@ def find(kind: str, python: str) -> str | None:
 
 
 @contextlib.contextmanager
-def running(kind: str, program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """The URL of a server that runs until the exit. Raises BenchFailed or StartRefused."""
+def running(kind: str, program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Server]:
+    """A server that runs until the exit. Raises BenchFailed or StartRefused."""
     if kind == "redis":
         with EmbeddedRedis(folder, durable=True) as redis:
-            yield redis.url
+            yield Server(redis.url, redis.pid)
         return
     start = {"valkey": _valkey, "rabbitmq": _rabbitmq, "nats": _nats}[kind]
-    with start(program, folder, environ) as url:
-        yield url
+    with start(program, folder, environ) as server:
+        yield server
 
 
 @contextlib.contextmanager
-def _valkey(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
+def _valkey(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Server]:
     port = free_port()
     words = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes"]
     with Program("valkey-server", words, folder, environ) as server:
         _wait_for_port(port, server)
-        yield f"redis://127.0.0.1:{port}/0"
+        yield Server(f"redis://127.0.0.1:{port}/0", server.pid)
 
 
 @contextlib.contextmanager
-def _nats(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
+def _nats(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Server]:
     port = free_port()
     store = {"store_dir": str(folder / "jetstream"), "sync_interval": "1s"}
     subjects = {"ticket.*": "partition.{{partition(16,1)}}.{{wildcard(1)}}"}
     (folder / "nats.conf").write_text(json.dumps({"listen": f"127.0.0.1:{port}", "jetstream": store, "mappings": subjects}), "utf-8")
     with Program("nats-server", [program, "-c", "nats.conf"], folder, environ) as server:
         _wait_for_port(port, server)
-        yield f"nats://127.0.0.1:{port}"
+        yield Server(f"nats://127.0.0.1:{port}", server.pid)
 
 
 @contextlib.contextmanager
-def _rabbitmq(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
+def _rabbitmq(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Server]:
     """With an epmd of its own, which would otherwise stay behind as a daemon."""
     names, nodes, clients = free_port(), free_port(), free_port()
     (folder / "plugins").write_text("[rabbitmq_consistent_hash_exchange].\n", "utf-8")
@@ -93,7 +101,7 @@ def _rabbitmq(program: str, folder: Path, environ: Mapping[str, str]) -> Iterato
         _wait_for_port(names, epmd)
         with Program("rabbitmq-server", [program], folder, own) as server:
             _wait_for_port(clients, server)
-            yield f"amqp://guest:guest@127.0.0.1:{clients}/%2F?heartbeat=0"
+            yield Server(f"amqp://guest:guest@127.0.0.1:{clients}/%2F?heartbeat=0", server.pid)
 
 
 def _wait_for_port(port: int, server: Program) -> None:

@@ -87,24 +87,26 @@ def _prepare(peers: list[Peer], environments: Path) -> int:
 
 
 def _show(rows: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-    right = ("messages/s", "of Usher", "lost", "doubled")
-    columns = (Column(name, justify="right" if name in right else "left") for name in ("peer", *right[:2], "keeps order", "seen", *right[2:]))
+    right = ("messages/s", "of Usher", "CPU us", "lost", "doubled")
+    columns = (Column(name, justify="right" if name in right else "left") for name in ("peer", *right[:3], "keeps order", "seen", *right[3:]))
     shown = Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
     for row in rows:
         who = f"{row['title']} {row['version']}".strip()
         if row["messages_per_second"] is None:
-            shown.add_row(who, "", "", row["keeps"], row.get("failed") or row.get("skipped"), style="dim")
+            shown.add_row(who, "", "", "", row["keeps"], row.get("failed") or row.get("skipped"), style="dim")
             continue
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         counts = ("?" if row[name] is None else f"{row[name]:,}" for name in ("lost", "doubled"))
         style = "bold" if row["name"] == "usher" else None
-        shown.add_row(who, f"{row['messages_per_second']:,.0f}", ratio, row["keeps"], _order(row), *counts, style=style)
+        figures = (f"{row['messages_per_second']:,.0f}", ratio, f"{row['cpu_us_per_message']:,.0f}")
+        shown.add_row(who, *figures, row["keeps"], _order(row), *counts, style=style)
     console = Console()
     console.print(shown)
     for row in rows:
         if row["messages_per_second"] is not None:
             console.print(Text.assemble("\n", (row["title"], "bold"), f": {row['promise']} As run: {row['configuration']}."))
-    console.print(f"\n{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)
+    console.print("\nCPU us: of server, workers and what else there is, per message; it depends less on what else the machine does.")
+    console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)
 
 
 def _order(row: dict[str, Any]) -> str:

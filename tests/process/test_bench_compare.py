@@ -79,6 +79,7 @@ def test_usher_and_the_floor_through_the_real_command(folder: Path) -> None:
         (run,) = rows[name]["runs"]
         assert (run["handled"], run["lost"], run["doubled"]) == (1000, 0, 0)
         assert rows[name]["messages_per_second"] > 0
+    assert rows["usher"]["cpu_us_per_message"] > 0
     assert (rows["usher"]["ratio"], rows["usher"]["out_of_order"], rows["usher"]["overlapping"]) == (1.0, 0, 0)
     assert "RabbitMQ" in done.stderr
 

@@ -143,13 +143,15 @@ def test_a_handler_that_runs_without_end_fills_no_disk(job: Job, tmp_path: Path)
 
 
 def _run(rate: float, lost: int | None = 0, out_of_order: int = 0) -> dict[str, float | int | None]:
-    return {"messages": 10, "messages_per_second": rate, "lost": lost, "doubled": 0, "out_of_order": out_of_order, "overlapping": 0}
+    counted = {"lost": lost, "doubled": 0, "out_of_order": out_of_order, "overlapping": 0}
+    return {"messages": 10, "messages_per_second": rate, "cpu_us_per_message": 1000 / rate, **counted}
 
 
 def test_figures_are_medians_and_violations_are_sums() -> None:
     ushers = [_run(50), _run(100), _run(80)]
     told = summary([_run(10, out_of_order=3), _run(40), _run(20, out_of_order=4)], ushers)
-    assert (told["messages_per_second"], told["ratio"], told["out_of_order"], told["lost"]) == (20, 0.25, 7, 0)
+    assert (told["messages_per_second"], told["cpu_us_per_message"], told["ratio"]) == (20, 50, 0.25)
+    assert (told["out_of_order"], told["lost"]) == (7, 0)
 
 
 def test_what_one_run_cannot_tell_the_sum_cannot() -> None:
