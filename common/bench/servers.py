@@ -94,6 +94,7 @@ def _rabbitmq(program: str, folder: Path, environ: Mapping[str, str]) -> Iterato
         "RABBITMQ_MNESIA_BASE": str(folder / "db"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_LOGS": "-",
+        "RUNNING_UNDER_SYSTEMD": "true",  # its script becomes the server and does not stand beside it
         "RABBITMQ_DIST_PORT": str(nodes),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
     }

@@ -139,7 +139,8 @@ _STRICT = replace(
     name="nats-strict",
     title="NATS JetStream, max_ack_pending 1",
     keeps="per partition",
-    promise="In order per partition, also when a message is delivered again: there is only one at a time. Pinning gives no exclusivity, says its design.",
+    promise="In order per partition, also when one is delivered again: only one is in flight at a time. "
+    "Pinning gives no exclusivity, says its design.",
     source="https://nats.io/blog/orbit-partitioned-consumer-groups",
     configuration=_CONFIGURATION.format(1),
     concurrency=1,
