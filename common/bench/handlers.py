@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from common.bench.recording import record
+
 #: Folder that ``timed`` writes to; `usher bench latency` sets it.
 FOLDER_VARIABLE = "USHER_BENCH_FOLDER"
 #: Field with the time at which the message was due to be sent, in ns since the epoch (an open loop: a late sender hides nothing).
@@ -30,6 +32,11 @@ _FLUSH = 64
 
 def noop(_message: Any) -> None:
     """Do nothing."""
+
+
+def recorded(message: Any) -> None:
+    """Note the execution, as the handlers of the peers do."""
+    record(int(message.ticket), int(message.fields["number"]))
 
 
 def sleeping(_message: Any) -> None:

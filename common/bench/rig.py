@@ -81,7 +81,7 @@ class Rig:
         while not living_consumers(self._urls) >= names:
             if time.monotonic() > deadline_s:
                 raise BenchFailed(f"not all consumers registered in {_READY_S:.0f} s; their logs are above")
-            self._check()
+            self.check()
             time.sleep(0.05)
 
     def begin(self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0) -> list[str]:
@@ -127,7 +127,8 @@ class Rig:
         environ = base | {"USHER_MASTER_URLS": ",".join(self._urls), **environ}
         self._programs[name] = subprocess.Popen([*command_line(), *words], env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises BenchFailed when a program has ended."""
         for name, program in self._programs.items():
             if program.poll() is not None:
                 raise BenchFailed(f"{name} ended with exit code {program.returncode}")
@@ -151,7 +152,7 @@ class Rig:
                 return
             if time.monotonic() > deadline_s:
                 raise BenchFailed(f"not done after {patience_s:.0f} s: {facts}")
-            self._check()
+            self.check()
             time.sleep(_POLL_S)
 
     def pending(self) -> int:

@@ -31,7 +31,11 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON docu
 
 
 #: Measures in modules of their own, imported when called; that of the audit is the master's.
-_ELSEWHERE = {"audit": "master.commands.bench_audit:audit", "consumers": "common.commands.bench_consumers:consumers"}
+_ELSEWHERE = {
+    "audit": "master.commands.bench_audit:audit",
+    "compare": "common.commands.bench_compare:compare",
+    "consumers": "common.commands.bench_consumers:consumers",
+}
 
 
 class _Benches(click.Group):
