@@ -67,8 +67,10 @@ class OwnerSteps:
 
     def renew(self, lease_ms: int) -> Renewal:
         """Extend the lease and touch all pending entries of this incarnation."""
-        keys = (self._lease, self._keys.stream)
-        state, touched = self._scripts.run("renew", keys, (self._keys.group, self._incarnation, lease_ms))
+        keys, touched, start = (self._lease, self._keys.stream), 0, b"-"
+        while start:
+            state, count, start = self._scripts.run("renew", keys, (self._keys.group, self._incarnation, lease_ms, start))
+            touched += count
         return Renewal("" if state == b"LOST" else state.decode(), touched)
 
     def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:

@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from common.errors import GiveUp, RetryLater
+
 #: Folder that ``timed`` writes to; `usher bench latency` sets it.
 FOLDER_VARIABLE = "USHER_BENCH_FOLDER"
 #: Field with the time at which the message was due to be sent, in ns since the epoch (an open loop: a late sender hides nothing).
@@ -20,6 +22,9 @@ DUE_FIELD = "due_ns"
 HOT_TICKET = b"HOT"
 #: What the tickets of messages begin with that are not measured: while those come, the master begins to lead and all is done a first time.
 WARM = b"warm"
+
+#: What the tickets of `usher bench page` begin with that are tried again tomorrow, or given up.
+WAITING, GIVEN_UP = b"waiting", b"given-up"
 
 #: How long ``sleeping`` takes.
 SLEEP_S = 0.01
@@ -40,6 +45,14 @@ def sleeping(_message: Any) -> None:
 def computing(_message: Any) -> None:
     """About a millisecond of work for the interpreter."""
     sum(number * number for number in range(15_000))
+
+
+def waiting(message: Any) -> None:
+    """Do nothing, but for some tickets."""
+    if message.ticket.startswith(WAITING):
+        raise RetryLater(86_400)
+    if message.ticket.startswith(GIVEN_UP):
+        raise GiveUp
 
 
 def timed(message: Any) -> None:

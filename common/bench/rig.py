@@ -67,8 +67,8 @@ class Rig:
 
     # ---- programs ------------------------------------------------------------------------------------------------------------
 
-    def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
-        """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``."""
+    def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> list[str]:
+        """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``. Returns the master's URL."""
         self.link.call("SET", self.keys.leader, _HOLD)
         (url,) = self.begin(1, consumers, handler, {"USHER_LEADER_LEASE_SECONDS": "1", **environ}, pause_s=0.5)
         names = {name for name in self._programs if name != "master"}
@@ -78,20 +78,27 @@ class Rig:
                 raise BenchFailed(f"not all consumers registered in {_READY_S:.0f} s; their logs are above")
             self._check()
             time.sleep(0.05)
+        return [url]
 
     def begin(self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0) -> list[str]:
         """Start programs, and wait for none; with a pause no consumer asks a master that does not listen yet. Returns the masters' URLs."""
         binds = [f"127.0.0.1:{free_port()}" for _ in range(masters)]
         urls = [f"http://{bind}" for bind in binds]
-        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
-        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
-        base |= {"USHER_MASTER_URLS": ",".join(urls), **environ}
+        base = self._base() | {"USHER_MASTER_URLS": ",".join(urls), **environ}
         for number, bind in enumerate(binds, 1):
             self._start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], base)
         time.sleep(pause_s)
         for number in range(1, consumers + 1):
             self._start(f"consumer-{number}", ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler], base)
         return urls
+
+    def send_meanwhile(self, rate: float) -> None:
+        """Made-up incidents, ``rate`` a second, from a process of its own until the end."""
+        self._start("sender", ["send", "--simulate", "1000000000", "--rate", str(rate)], self._base())
+
+    def _base(self) -> dict[str, str]:
+        base = {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder), "USHER_LOG_LEVEL": "warning"}
+        return self.environ | base | {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP}
 
     def release(self) -> None:
         """Let the master lead."""
@@ -148,7 +155,8 @@ class Rig:
         """CPU seconds so far of master, consumers (sum) and Redis."""
         seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
         for name, program in self._programs.items():
-            seconds["master" if name.startswith("master") else "consumers"] += machine.cpu_seconds(program.pid)
+            if name != "sender":
+                seconds["master" if name.startswith("master") else "consumers"] += machine.cpu_seconds(program.pid)
         return seconds
 
     def rss(self) -> dict[str, float]:

@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from common.bench import hot as measure_hot
 from common.bench import idle as measure_idle
 from common.bench import machine, measures
+from common.bench import page as measure_page
 from common.bench import router as router_bench
 from common.bench import scale as measure_scale
 from common.bench.rig import BenchFailed
@@ -148,6 +149,35 @@ def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, 
         ("commands_per_second", "cpu_percent", "start_to_handled_seconds"),
         as_json,
     )
+
+
+@bench.command(
+    help="How long each page of the master takes to load, while messages come in and a great many tickets wait for their next attempt: with one "
+    "connection for all, and with a new one each. The headline is the slowest page's."
+)
+@click.option("--pending", type=click.IntRange(100, 100_000), default=100_000, show_default=True, help="Tickets that wait.")
+@click.option("--rate", type=click.FloatRange(min=1), default=2000.0, show_default=True, help="Messages per second.")
+@click.option("--gets", type=click.IntRange(min=1), default=100, show_default=True, help="GETs of each page, for each way of asking.")
+@_CONSUMERS
+@_VOLATILE
+@_JSON
+def page(pending: int, rate: float, gets: int, consumers: int, no_aof: bool, as_json: bool) -> None:
+    try:
+        runs = measure_page.page(pending, rate, gets, consumers, not no_aof, os.environ)
+    except BenchFailed as failed:
+        click.echo(f"usher: {failed}", err=True)
+        sys.exit(1)
+    document: dict[str, Any] = {"machine": machine.facts(runs[0]["redis"]), "runs": runs}
+    document |= {name: max(run[name] for run in runs) for name in ("p50_ms", "p99_ms", "max_ms")}
+    if as_json:
+        click.echo(orjson.dumps(document))
+        return
+    columns = (Column("page", no_wrap=True), Column("connection"), *(Column(name, justify="right") for name in ("p50 ms", "p99", "max", "bytes")))
+    shown = Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for run in runs:
+        times = [f"{run[name]:,.1f}" for name in ("p50_ms", "p99_ms", "max_ms")]
+        shown.add_row(run["page"], "kept" if run["keep_alive"] else "new", *times, f"{run['bytes']:,}")
+    _print_table(shown, document["machine"])
 
 
 _MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-driven",), "portable": ("portable",)}
