@@ -169,6 +169,14 @@ class Link:
                 replies.append(refused)
         return replies
 
+    def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """The same, where an error in one reply is an error of all."""
+        replies = self.pipeline(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
     def interrupt(self) -> None:
         """End a blocked call from another thread: its reader gets ReplyUnknown."""
         sock = getattr(self._connection, "_sock", None)

@@ -80,6 +80,7 @@ class Dispatcher(Service):
         self._unsure: set[bytes] = set()
         self._rules_due = False  # they may have changed, and were not read since
         self._rejected: list[Rejected] = []
+        self._quiet: deque[bytes] = deque()  # that are to be compared with the index
         self._reconciled_s = 0.0
         self._memory = Memory()  # of the group, for the day it is lost
         self._position_open = False  # the last saved position had something pending
@@ -158,6 +159,7 @@ class Dispatcher(Service):
             if isinstance(posted, Report):
                 posted.answered.set()  # without answers: the HTTP thread says that we do not lead
         self._unsure.clear()
+        self._quiet.clear()
         self._rejected.clear()
         self._recoverer = Recoverer(self.counts)
         self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
@@ -274,8 +276,10 @@ class Dispatcher(Service):
         now = now_s()
         names = list(self._unsure)[:_RECONCILE_PAGE]
         if not names and now - self._reconciled_s >= self._limits.reconcile_s:
-            names = self.board.quiet_since(now - self._limits.reconcile_s, _RECONCILE_PAGE)
-            if len(names) < _RECONCILE_PAGE:
+            # Looked for once, for all pages: a hundred thousand may wait for their next attempt for an hour.
+            self._quiet = self._quiet or deque(self.board.quiet_since(now - self._limits.reconcile_s))
+            names = [self._quiet.popleft() for _ in range(min(len(self._quiet), _RECONCILE_PAGE))]
+            if not self._quiet:
                 self._reconciled_s = now
                 self._rules_due |= self._rule_work.has_moved(self._steps)
         if not names:

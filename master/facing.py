@@ -97,7 +97,7 @@ class Facing:
         bulk = BulkLetters(DeadLetters(link("bulk"), keys))
         self.services += [pulse, bulk]
         story = self._kept(TicketStory(link("story"), keys, field))
-        facts = self._kept(SystemFacts(link("facts"), keys, place.lease_ms))
+        facts = self._kept(SystemFacts(link("facts"), keys, place.lease_ms, place.settings.sources))
         return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations)
 
     def _make_router(self) -> StreamRouter:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from common.errors import GiveUp, RetryLater
+from common.errors import RetryLater
 
 #: Folder that ``timed`` writes to; `usher bench latency` sets it.
 FOLDER_VARIABLE = "USHER_BENCH_FOLDER"
@@ -23,8 +23,8 @@ HOT_TICKET = b"HOT"
 #: What the tickets of messages begin with that are not measured: while those come, the master begins to lead and all is done a first time.
 WARM = b"warm"
 
-#: What the tickets of `usher bench page` begin with that are tried again tomorrow, or given up.
-WAITING, GIVEN_UP = b"waiting", b"given-up"
+#: What the tickets of `usher bench page` begin with that are tried again tomorrow.
+WAITING = b"waiting"
 
 #: How long ``sleeping`` takes.
 SLEEP_S = 0.01
@@ -51,8 +51,6 @@ def waiting(message: Any) -> None:
     """Do nothing, but for some tickets."""
     if message.ticket.startswith(WAITING):
         raise RetryLater(86_400)
-    if message.ticket.startswith(GIVEN_UP):
-        raise GiveUp
 
 
 def timed(message: Any) -> None:

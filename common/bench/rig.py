@@ -24,7 +24,7 @@ from common.streams import TicketStream
 
 STREAM, GROUP = "bench", "bench_group"
 _POLL_S = 0.005
-_READY_S = 30.0
+_READY_S = 60.0
 #: The leader key of nobody: masters stand by until it is deleted, so that all consumers are there when the clock starts.
 _HOLD = "1 bench nobody"
 

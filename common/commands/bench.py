@@ -16,7 +16,6 @@ from rich.table import Column, Table
 from common.bench import hot as measure_hot
 from common.bench import idle as measure_idle
 from common.bench import machine, measures
-from common.bench import page as measure_page
 from common.bench import router as router_bench
 from common.bench import scale as measure_scale
 from common.bench.rig import BenchFailed
@@ -29,15 +28,18 @@ _CONSUMERS = click.option("--consumers", type=click.IntRange(1, 32), default=2, 
 _VOLATILE = click.option("--no-aof", is_flag=True, help="Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
+#: Measures in modules of their own, imported when called; that of the audit is the master's.
+_ELSEWHERE = {"audit": "master.commands.bench_audit:audit", "page": "common.commands.bench_page:page"}
+
 
 class _Benches(click.Group):
-    """The measures, and that of the audit, which is the master's and imported when called."""
+    """The measures."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "audit"]
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return load_command("master.commands.bench_audit:audit") if cmd_name == "audit" else super().get_command(ctx, cmd_name)
+        return load_command(_ELSEWHERE[cmd_name]) if cmd_name in _ELSEWHERE else super().get_command(ctx, cmd_name)
 
 
 @click.group(
@@ -151,35 +153,6 @@ def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, 
     )
 
 
-@bench.command(
-    help="How long each page of the master takes to load, while messages come in and a great many tickets wait for their next attempt: with one "
-    "connection for all, and with a new one each. The headline is the slowest page's."
-)
-@click.option("--pending", type=click.IntRange(100, 100_000), default=100_000, show_default=True, help="Tickets that wait.")
-@click.option("--rate", type=click.FloatRange(min=1), default=2000.0, show_default=True, help="Messages per second.")
-@click.option("--gets", type=click.IntRange(min=1), default=100, show_default=True, help="GETs of each page, for each way of asking.")
-@_CONSUMERS
-@_VOLATILE
-@_JSON
-def page(pending: int, rate: float, gets: int, consumers: int, no_aof: bool, as_json: bool) -> None:
-    try:
-        runs = measure_page.page(pending, rate, gets, consumers, not no_aof, os.environ)
-    except BenchFailed as failed:
-        click.echo(f"usher: {failed}", err=True)
-        sys.exit(1)
-    document: dict[str, Any] = {"machine": machine.facts(runs[0]["redis"]), "runs": runs}
-    document |= {name: max(run[name] for run in runs) for name in ("p50_ms", "p99_ms", "max_ms")}
-    if as_json:
-        click.echo(orjson.dumps(document))
-        return
-    columns = (Column("page", no_wrap=True), Column("connection"), *(Column(name, justify="right") for name in ("p50 ms", "p99", "max", "bytes")))
-    shown = Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for run in runs:
-        times = [f"{run[name]:,.1f}" for name in ("p50_ms", "p99_ms", "max_ms")]
-        shown.add_row(run["page"], "kept" if run["keep_alive"] else "new", *times, f"{run['bytes']:,}")
-    _print_table(shown, document["machine"])
-
-
 _MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-driven",), "portable": ("portable",)}
 
 
@@ -223,7 +196,7 @@ def _show_router(document: dict[str, Any]) -> None:
         cells = ["" if run[name] is None else f"{run[name]:,}" for name in ("formula_ms", "connections", "bytes_per_subscription")]
         costs = (f"{cpu['router']} {cpu['redis']}", f"{idle['router']} {idle['redis']}")
         shown.add_row(f"{run['streams']:,}", run["mode"].removesuffix("-driven"), *times, *cells, *costs)
-    _print_table(shown, document["machine"])
+    print_table(shown, document["machine"])
     click.echo("bound: what the portable mode promises; links: connections; bytes: memory per subscription; CPU, idle: router, Redis")
 
 
@@ -269,10 +242,10 @@ def _report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[st
     for number, one in enumerate(document["runs"], 1):
         shown.add_row(str(number), *(f"{one[name]:,}" for name in headline), "  ".join(f"{who} {spent}" for who, spent in one["cpu_seconds"].items()))
     shown.add_row("median", *(f"{document[name]:,}" for name in headline), "", style="bold")
-    _print_table(shown, document["machine"])
+    print_table(shown, document["machine"])
 
 
-def _print_table(shown: Table, facts: dict[str, Any]) -> None:
+def print_table(shown: Table, facts: dict[str, Any]) -> None:
     console = Console()
     console.print(shown)
     console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)
