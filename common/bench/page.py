@@ -14,6 +14,7 @@ from common.bench.rig import STREAM, BenchFailed, Rig
 _SETTLES_S, _PATIENCE_S = 3.0, 300.0
 #: A dead letter for so many tickets that wait, and messages that wait behind the first one of the ticket that is looked at.
 _PER_LETTER, _BEHIND = 10, 500
+_PAUSE_S, _COMPUTES_S = 0.02, 0.003
 _HEADERS = {"Accept": "text/html, */*;q=0.8"}
 
 
@@ -21,7 +22,8 @@ def page(pending: int, rate: float, gets: int, consumers: int, durable: bool, en
     """A row per page and way of asking: with one connection for all its GETs (``keep_alive``), and with a new one for each.
 
     ``pending`` tickets wait for their next attempt, and ``rate`` messages of others come per second and are done at once. The pages are asked for in
-    turn, without a pause, ``gets`` times each way; a time is from before the connection to the last byte.
+    turn, with a short pause, ``gets`` times each way; a time is from before the connection to the last byte. ``late_p99_ms`` is the yardstick: so
+    long had something that computes for a few milliseconds to wait for a core, between the GETs.
     """
     with new_rig(durable, environ) as (rig, _):
         rig.stream.create_group(b"0-0")
@@ -36,14 +38,17 @@ def page(pending: int, rate: float, gets: int, consumers: int, durable: bool, en
         pages = list(_pages(rig))
         waits: dict[tuple[str, bool], list[float]] = {}
         sizes: dict[str, int] = {}
+        late: list[float] = []
         kept = http.client.HTTPConnection(host, timeout=60)
         for _ in range(gets):
             for path in pages:
                 for keep_alive in (True, False):
+                    late.append(_pause())
                     waited_s, sizes[path] = _get(kept if keep_alive else http.client.HTTPConnection(host, timeout=60), path)
                     waits.setdefault((path, keep_alive), []).append(waited_s * 1000)
         kept.close()
         facts = _facts(rig, pending, rate, gets, time.monotonic() - began, cpu_before)
+    facts |= {f"late_{name}": value for name, value in _figures(late).items()}
     return [{"page": path, "keep_alive": keep_alive, "bytes": sizes[path], **_figures(ms), **facts} for (path, keep_alive), ms in waits.items()]
 
 
@@ -79,6 +84,15 @@ def _get(connection: http.client.HTTPConnection, path: str) -> tuple[float, int]
     if answer.status != 200:
         raise BenchFailed(f"{path}: HTTP {answer.status}")
     return waited_s, len(body)
+
+
+def _pause() -> float:
+    """How long we had to wait for a core, in ms."""
+    time.sleep(_PAUSE_S)
+    began, cpu_s = time.perf_counter(), time.thread_time()
+    while time.thread_time() - cpu_s < _COMPUTES_S:
+        pass
+    return (time.perf_counter() - began - _COMPUTES_S) * 1000
 
 
 def _figures(ms: list[float]) -> dict[str, float]:

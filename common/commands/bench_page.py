@@ -33,7 +33,7 @@ def page(pending: int, rate: float, gets: int, consumers: int, no_aof: bool, as_
         click.echo(f"usher: {failed}", err=True)
         sys.exit(1)
     document: dict[str, Any] = {"machine": machine.facts(runs[0]["redis"]), "runs": runs}
-    document |= {name: max(run[name] for run in runs) for name in ("p50_ms", "p99_ms", "max_ms")}
+    document |= {name: max(run[name] for run in runs) for name in ("p50_ms", "p99_ms", "max_ms", "late_p99_ms", "late_max_ms")}
     if as_json:
         click.echo(orjson.dumps(document))
         return
@@ -43,3 +43,4 @@ def page(pending: int, rate: float, gets: int, consumers: int, no_aof: bool, as_
         times = [f"{run[name]:,.1f}" for name in ("p50_ms", "p99_ms", "max_ms")]
         shown.add_row(run["page"], "kept" if run["keep_alive"] else "new", *times, f"{run['bytes']:,}")
     print_table(shown, document["machine"])
+    click.echo(f"for a core of the machine one waited {document['late_p99_ms']:g} ms meanwhile (p99; at most {document['late_max_ms']:g})")

@@ -79,7 +79,7 @@ def test_what_others_have_is_not_touched(world: World) -> None:
     assert min(_idle_ms(world).values()) >= 100_000
 
 
-@pytest.mark.parametrize("count", [999, 1000, 1001, 4000, 8001])
+@pytest.mark.parametrize("count", [999, 1000, 1001, 5000])
 def test_thousands_are_touched_page_by_page(world: World, count: int) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send_many([b"T"] * count)
