@@ -46,7 +46,7 @@ def _owned(facts: Facts, owner: OwnerFacts) -> Explanation:
     run = next((entry for entry in told.values() if entry.state == "running"), None) or head
     state, reason, waits_for, until_ms = _doing(facts, owner, run)
     reasons = [reason, *_lease(facts, owner), *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"")]
-    if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread:
+    if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         reasons += _later(facts)
     return Explanation(facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, tuple(_rule_commands(facts)))
 
@@ -78,7 +78,7 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
 def _lease(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
-        text = f"{owner.name} is draining: it starts nothing more of it and gives back what does not run; its lease ends in {ends} otherwise"
+        text = f"consumer {owner.name} is draining: it starts nothing more of it and gives back what does not run; its lease ends in {ends} otherwise"
         yield Reason("owner_draining", text)
     elif owner.state == "revoked":
         text = f"the lease of {owner.name} was revoked, because its health URL was silent: it ends in {ends}, then others get the ticket"
@@ -87,18 +87,18 @@ def _lease(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
         yield Reason("lease", f"the lease of {owner.name} ends in {ends} unless it is renewed")
     if owner.paused is not None:
         why = f": {owner.paused.reason}" if owner.paused.reason else ""
-        text = f"{owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has, what comes later goes to others"
+        text = f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has, what comes later goes to others"
         yield Reason("owner_paused", text)
 
 
 def _lost(facts: Facts, owner: OwnerFacts) -> Explanation:
     first = facts.ids[0] if facts.ids else b"?"
     if facts.leader is None:
-        return _stuck(facts, "recovering", Reason("owner_lost", f"{owner.name} died with {_id(first)}: its lease has ended"), _no_leader())
+        return _stuck(facts, "recovering", Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended"), _no_leader())
     by = f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new fence"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     until = facts.now_ms + facts.lease_ms
-    text = f"{owner.name} died with {_id(first)} (fence {facts.fence}): {by}, in {span(facts.lease_ms)} at the latest{successor}"
+    text = f"consumer {owner.name} died with {_id(first)} (fence {facts.fence}): {by}, in {span(facts.lease_ms)} at the latest{successor}"
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
     return Explanation(facts, "recovering", reasons, tuple(_rows(facts, None)), "its recovery by the leader", until)
 
@@ -189,7 +189,9 @@ def _halted(facts: Facts) -> Explanation:
     )
     if facts.leader is None:
         reasons.append(_no_leader())
-    return Explanation(facts, "halted", tuple(reasons), tuple(_rows(facts, None)), "an operator: redrive or drop its dead letter", 0, commands)
+    reasons += [Reason("rule_too", f"a rule holds too, also after that: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    ways = (*commands, *_rule_commands(facts))
+    return Explanation(facts, "halted", tuple(reasons), tuple(_rows(facts, None)), "an operator: redrive or drop its dead letter", 0, ways)
 
 
 def _ending(facts: Facts) -> Explanation:
@@ -212,7 +214,7 @@ def _unreadable(facts: Facts) -> Explanation:
 def _nothing(facts: Facts) -> Explanation:
     sure = facts.unread_is_exact and facts.parked_is_exact
     if sure:
-        reasons = [Reason("nothing_to_do", "nothing of it is unread, parked or in processing: whatever came is finished")]
+        reasons = [Reason("nothing_to_do", "nothing of it is unread, parked or in processing: all that ever came is finished")]
     else:
         text = "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind"
         reasons = [Reason("not_looked_through", text)]
