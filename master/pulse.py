@@ -251,7 +251,8 @@ class Pulse(Service):
             facts = {name: value for name, value in self._snapshot.items() if name != "time_ms"}
             self._send(OVERVIEW, facts, self._snapshot | {"point": self._history[-1]})
         if self._watchers[CONSUMERS] and now_s() - self._sent.get(CONSUMERS, (b"", 0.0))[1] >= _CONSUMERS_EVERY_S:
-            self._send(CONSUMERS, self._rows, {"rows": [{name: row[name] for name in _LIVE_FIELDS} for row in self._rows.values()], "time_ms": self._snapshot.get("time_ms")})
+            rows = [{name: row[name] for name in _LIVE_FIELDS} for row in self._rows.values()]
+            self._send(CONSUMERS, self._rows, {"rows": rows, "time_ms": self._snapshot.get("time_ms")})
 
     def _send(self, topic: str, facts: Any, document: dict[str, Any]) -> None:
         """To all who look at ``topic``, unless nothing is new."""

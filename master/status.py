@@ -85,6 +85,13 @@ class StatusReader:
                 self._seen_sources = (now_s(), self._sources.overview())
             return self._seen_sources[1]
 
+    def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
+        """Rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
+        if self._sources is None or self.sources() is None:
+            return [], 0
+        with self._lock:
+            return self._sources.rows(text, start, most)
+
     def consumers(self) -> list[dict[str, Any]]:
         """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: as ``state_of``."""
         with self._lock:

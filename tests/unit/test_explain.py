@@ -65,8 +65,8 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "its owner is dead": (
         *(owned(owner=replace(OWNER, state="", successor="c3:8")), "recovering", "owner_lost"),
-        f"consumer c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first, and hands them over anew under a new "
-        "fence, in 10 s at the latest; c3:8 has its name now and gets the ticket first",
+        f"consumer c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first, and hands them over anew under "
+        "a new fence, in 10 s at the latest; c3:8 has its name now and gets the ticket first",
     ),
     "its owner is dead, and nobody leads": (
         *(owned(owner=replace(OWNER, state=""), leader=None), "recovering", "owner_lost", "consumer c3 died with 12-0: its lease has ended"),

@@ -149,9 +149,10 @@ def _common(port: PagePort, notes: Notes) -> dict[str, Any]:
 
 def _counts(seen: dict[str, Any]) -> dict[str, str]:
     """What stands behind the names of pages; nothing where there is nothing."""
-    stuck, most = len(seen.get("stuck", ())), seen.get("stuck_most", 0)
-    told = {"letters": seen.get("dead_letters"), "rules": seen.get("rules")}
-    return {"overview": f"{stuck}{'+' if stuck == most else ''}" if stuck else ""} | {name: number(count) if count else "" for name, count in told.items()}
+    stuck, most = len(seen.get("stuck", ())), seen.get("stuck_most", -1)
+    letters, rules = seen.get("dead_letters"), seen.get("rules")
+    told = {"overview": f"{stuck}{'+' if stuck == most else ''}", "letters": number(letters), "rules": number(rules)}
+    return {name: text for name, text in told.items() if text not in ("0", "-")}
 
 
 def _problem_page(response: Response) -> Response:

@@ -204,7 +204,14 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
 def _add_system(views: Blueprint, port: PagePort) -> None:
     @views.get("/streams")
     def streams() -> str:
-        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams(), sources=port.status.sources())
+        asked, given = request.args.get("source", "")[:_LONGEST_ID], request.args.get("from", "0")
+        if not re.fullmatch("[0-9]{1,6}", given):
+            raise Problem(422, "invalid_fields", "from is none that a page gave")
+        start, sources = int(given), port.status.sources()
+        rows, fitting = port.status.source_rows(asked, start, _ROWS)
+        end = start + len(rows)
+        facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "following": end if end < fitting else None}
+        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams(), sources=sources, **facts)
 
     @views.get("/audit")
     def audit() -> str:
