@@ -50,7 +50,10 @@ class Explainer:
         lease_ms: int,
         ask_owner: AskOwner = lambda health_url, ticket_id: None,
         board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
+        sources: Callable[[], dict[str, Any] | None] = lambda: None,
+        by_stream: bool = False,
     ) -> None:
+        """``sources``: how the gathering goes (``StatusReader.sources``); ``by_stream``: tickets of several streams are called STREAM/ID."""
         self._link = link  # guarded by self._lock
         self._keys = keys
         self._scripts = ScriptRunner(link)
@@ -59,6 +62,8 @@ class Explainer:
         self._lease_ms = lease_ms
         self._ask_owner = ask_owner
         self._board = board
+        self._sources = sources
+        self._by_stream = by_stream
         self._lock = threading.Lock()
 
     def explain(self, ticket_id: str) -> Explanation:
@@ -68,6 +73,8 @@ class Explainer:
             found = self._read(ticket_id, ticket)
         owner_url = found.pop("health_url")
         told = self._ask_owner(owner_url, ticket_id) if owner_url else None
+        if not (found["kind"] or found["unread"] or found["parked"]):
+            found |= {"not_gathered": (self._sources() or {"lag": 0})["lag"], "by_stream": self._by_stream}
         return explain(Facts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found))
 
     def leader_url(self) -> str:

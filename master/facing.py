@@ -87,7 +87,7 @@ class Facing:
         place, link, keys = self._place, self._place.link, self._place.keys
         ask_owner = self._kept(OwnerQuestion(place.hosts, place.settings.tls_ca))
         field, glance = place.settings.work_ticket_field, self._leading.dispatcher.glance
-        explainer = Explainer(link("explain"), keys, field, place.lease_ms, ask_owner, glance)
+        explainer = Explainer(link("explain"), keys, field, place.lease_ms, ask_owner, glance, self._status.sources, place.settings.by_stream)
         return Operations(keys.stream, LiveRules(link("rules"), keys), ActionLog(link("actions"), keys), explainer)
 
     def _make_pages(self) -> PagePort:

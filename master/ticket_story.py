@@ -52,8 +52,9 @@ class TicketStory:
         self._letters = DeadLetters(link, keys)  # this too
         self._lock = threading.Lock()
 
-    def story(self, ticket_id: str, back: str | None = None, known: Sequence[str] = ()) -> Story:
-        """One piece; ``known``: entries that the first one tells, however old. Raises ValueError when ``back`` is none that a piece gave."""
+    def story(self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None) -> Story:
+        """One piece. ``known``: entries that the first one tells, however old; ``held``: who has the ticket now, under which fence. Raises ValueError
+        when ``back`` is none that a piece gave."""
         entries_from, runs_from = _parse_back(back)
         ticket = ticket_id.encode()
         piece_s = _PIECE_S if back else _FIRST_S
@@ -71,6 +72,8 @@ class TicketStory:
             events += [_ran(run) for record in records for run in decode(record) if run.ticket == ticket_id]
             reached.append(runs_from)
         events += _hand_overs([event for event in events if event["event"] == "ran"])
+        if held is not None and not back and all(event.get("fence") != held[1] for event in events):
+            events.append(_handed(fence_ms(held[1]), *held))  # nothing of it has ended yet
         events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
         more = entries_from != END or runs_from != END
         times = [_ms(one.removeprefix("(").encode()) for one in reached if one != END]
@@ -162,10 +165,11 @@ def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         known = first.setdefault(run["fence"], run)
         if run["began_ms"] < known["began_ms"]:
             first[run["fence"]] = run
-    return [
-        {"event": "handed", "ms": min(fence_ms(fence), run["began_ms"]), "message_id": "", "owner": run["owner"], "fence": fence}
-        for fence, run in first.items()
-    ]
+    return [_handed(min(fence_ms(fence), run["began_ms"]), run["owner"], fence) for fence, run in first.items()]
+
+
+def _handed(ms: int, owner: str, fence: int) -> dict[str, Any]:
+    return {"event": "handed", "ms": ms, "message_id": "", "owner": owner, "fence": fence}
 
 
 def _shown(value: bytes) -> str:

@@ -60,7 +60,7 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             return "handed_over", Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"), name, 0
-        return "handed_over", Reason("owner_silent", f"{text}; {name} did not say whether it runs"), name, 0
+        return "handed_over", Reason("owner_silent", f"{text}; {name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"), name, 0
     attempt = f"attempt {run.attempt}" + (f" of {facts.told.max_attempts}" if facts.told is not None and facts.told.max_attempts else "")
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
@@ -141,7 +141,7 @@ def _obstacle(facts: Facts, rule: Rule | None, what: str, where: str) -> tuple[R
     if not facts.has_group:
         return Reason("no_group", "the consumer group is not there: the leader makes it again, where it was"), "the group", 0
     if crowd.all == 0:
-        return Reason("no_consumers", f"{what} waits for a consumer: none is registered and alive"), "a consumer", 0
+        return Reason("no_consumers", f"{what} waits for a consumer: none is registered and alive (is `usher consumer` running?)"), "a consumer", 0
     if crowd.live == 0:
         told = f"{crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
         text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
@@ -212,12 +212,18 @@ def _unreadable(facts: Facts) -> Explanation:
 
 
 def _nothing(facts: Facts) -> Explanation:
-    sure = facts.unread_is_exact and facts.parked_is_exact
-    if sure:
+    sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered
+    if facts.not_gathered:
+        waits = f"{_number(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
+        reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
+    elif sure:
         reasons = [Reason("nothing_to_do", "nothing of it is unread, parked or in processing: all that ever came is finished")]
     else:
         text = "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind"
         reasons = [Reason("not_looked_through", text)]
+    if facts.by_stream and "/" not in facts.ticket_id:
+        of_streams = "tickets of several streams are told apart by the stream here: ask for STREAM/ID"
+        reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
     letter = facts.last_letter
     commands: tuple[tuple[str, str], ...] = ()
     if letter is not None:
@@ -251,7 +257,9 @@ def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
     count = len(waiting) + max(0, hidden)
     if not count:
         return
-    exact = "" if facts.parked_is_exact and facts.unread_is_exact and (facts.board is None or facts.board.has_all) else "at least "
+    # What Redis was asked for is all there is, unless memory knows of more.
+    parked_is_exact = facts.parked_is_exact if hidden <= 0 else facts.board is not None and facts.board.has_all
+    exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
     if count == 1 and waiting:
         yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")
     else:

@@ -50,6 +50,14 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(wo
     assert story.story(T.decode()).events[0]["event"] == "dead_letter"
 
 
+def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, story: TicketStory) -> None:
+    world.send(T, b"5000-1")
+    held = ("a:1", 7000 * 1024)
+    assert [(one["event"], one["ms"]) for one in story.story(T.decode(), held=held).events] == [("handed", 7000), ("sent", 5000)]
+    log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000))
+    assert [one["event"] for one in story.story(T.decode(), held=held).events] == ["ran", "handed", "sent"]
+
+
 def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticket_story, "_FIRST_S", 0.0)
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)

@@ -141,7 +141,9 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
         raise Problem(422, "invalid_fields", f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
         explained = port.operations.explain(ticket_id)
-        story = port.story.story(ticket_id, request.args.get("back"), [entry["id"] for entry in explained["entries"]])
+        owner, known = explained["owner"], [entry["id"] for entry in explained["entries"]]
+        held = (owner["incarnation"], explained["fence"]) if owner and explained["fence"] else None
+        story = port.story.story(ticket_id, request.args.get("back"), known, held)
     except ValueError:
         raise Problem(422, "invalid_fields", "back is none that a page gave") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
