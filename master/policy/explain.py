@@ -60,7 +60,8 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             return "handed_over", Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"), name, 0
-        return "handed_over", Reason("owner_silent", f"{text}; {name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"), name, 0
+        silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
+        return "handed_over", Reason("owner_silent", f"{text}; {silent}"), name, 0
     attempt = f"attempt {run.attempt}" + (f" of {facts.told.max_attempts}" if facts.told is not None and facts.told.max_attempts else "")
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
