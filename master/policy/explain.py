@@ -218,7 +218,8 @@ def _nothing(facts: Facts) -> Explanation:
         waits = f"{_number(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
         reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
     elif sure:
-        reasons = [Reason("nothing_to_do", "nothing of it is unread, parked or in processing: all that ever came is finished")]
+        ends = ": all that ever came is finished" if facts.last_letter is None else ""
+        reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
     else:
         text = "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind"
         reasons = [Reason("not_looked_through", text)]
