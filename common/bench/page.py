@@ -27,7 +27,8 @@ def page(pending: int, rate: float, gets: int, consumers: int, durable: bool, en
     """
     with new_rig(durable, environ) as (rig, _):
         rig.stream.create_group(b"0-0")
-        given = {"USHER_CAPACITY": str(min(100_000, pending // consumers + pending // 2 + 2000)), "USHER_LEADER_LEASE_SECONDS": "5"}
+        capacity = str(min(100_000, pending // consumers + pending // 2 + 2000))
+        given = {"USHER_CAPACITY": capacity, "USHER_LEADER_LEASE_SECONDS": "5", "USHER_LOG_LEVEL": "error"}
         [url] = rig.start_programs(consumers, "common.bench.handlers:waiting", given)
         rig.release()
         _fill(rig, pending)
