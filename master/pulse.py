@@ -35,6 +35,8 @@ from master.web.pages.text import ticket_url, visible
 
 #: Seconds between two looks, while somebody looks and else; and how long a page that was asked for counts as looking.
 _EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0
+#: What a page waits for a fresh look; what it gets is told to it a moment later all the same.
+_PATIENCE_S = 0.2
 #: Points of history: ten to twenty minutes.
 _HISTORY = 600
 #: Records of the index looked at in a turn, and stuck tickets told.
@@ -77,13 +79,13 @@ class Pulse(Service):
 
     # -- from other threads
 
-    def snapshot(self, patience_s: float = 1.0) -> dict[str, Any]:
-        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so."""
+    def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so. The first look may take longer."""
         self._look()
         with self._fresh:
             if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
                 self.wake()
-                self._fresh.wait(patience_s)
+                self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
         if self.trouble is None:
             return self._snapshot
         away = Alarm(BAD, "This master cannot ask Redis at the moment; what is shown is of before", "").row()

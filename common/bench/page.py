@@ -41,6 +41,8 @@ def page(pending: int, rate: float, gets: int, consumers: int, durable: bool, en
         sizes: dict[str, int] = {}
         late: list[float] = []
         kept = http.client.HTTPConnection(host, timeout=60)
+        for path in pages:  # the first GET of all makes the templates ready
+            _get(kept, path)
         for _ in range(gets):
             for path in pages:
                 for keep_alive in (True, False):
