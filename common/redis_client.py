@@ -6,6 +6,7 @@ A ``Link`` is one connection that one thread uses. redis-py's own client is not 
 
 from __future__ import annotations
 
+import enum
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -27,6 +28,16 @@ SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "
 #: without having heard of it.
 ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+#: How long ``answer`` waits for the rest of a reply: TLS may have something to say of its own that makes a socket readable.
+_GLANCE_S = 0.01
+
+
+class _NotYet(enum.Enum):
+    NOT_YET = enum.auto()
+
+
+#: What ``Link.answer`` says while the reply is under way.
+NOT_YET = _NotYet.NOT_YET
 
 
 class Troubles:
@@ -177,6 +188,21 @@ class Link:
                 raise reply
         return replies
 
+    def ask(self, *command: Arg) -> None:
+        """Send one command; ``answer`` fetches its reply, and nothing else may be sent before. Raises NotNow, ReplyUnknown."""
+        connection = self._connected()
+        self._send(connection, connection.pack_command(*command))
+
+    def answer(self) -> Any:
+        """The reply to ``ask``, or NOT_YET while it is not there as a whole. Raises what ``call`` raises."""
+        return self._receive(0.0, is_glance=True)
+
+    @property
+    def socket(self) -> socket.socket:
+        """What becomes readable when the reply to ``ask`` comes."""
+        sock: socket.socket = self._connection._sock
+        return sock
+
     def interrupt(self) -> None:
         """End a blocked call from another thread: its reader gets ReplyUnknown."""
         sock = getattr(self._connection, "_sock", None)
@@ -242,8 +268,8 @@ class Link:
             self._moved_on()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
 
-    def _receive(self, block_s: float) -> Any:
-        wait = {"timeout": self._timeout_s + block_s} if block_s else {}
+    def _receive(self, block_s: float, is_glance: bool = False) -> Any:
+        wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}
         try:
             # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are still under way.
             return self._connection.read_response(disconnect_on_error=False, **wait)
@@ -253,6 +279,8 @@ class Link:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
             raise troubles.count(trouble) from None
         except (redis.RedisError, OSError) as failed:
+            if is_glance and isinstance(failed, redis.TimeoutError):
+                return NOT_YET  # what has come of it is kept
             self._moved_on()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")) from failed
         except BaseException:

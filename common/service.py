@@ -15,6 +15,7 @@ import logging
 import random
 import threading
 import time
+from typing import Protocol
 
 from common.backoff import backoff_s
 from common.clock import now_s
@@ -29,6 +30,16 @@ _LONGEST_PAUSE_S = 2.0
 _REPEAT_LOG_S = 10.0
 
 
+class Wake(Protocol):
+    """What a service waits on between its turns: a threading.Event, or what other things than a thread can set too."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout: float) -> object: ...
+
+
 class Ended(Exception):
     """Raised by ``run_once`` when the role has nothing more to do, ever."""
 
@@ -40,9 +51,9 @@ class Service:
     #: Health calls the service stalled when no turn ended for this long; a turn must therefore wait for less.
     stalls_after_s: float = 10.0
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Wake | None = None) -> None:
         self._stop = threading.Event()
-        self._wake = threading.Event()
+        self._wake: Wake = wake or threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._trouble: str | None = None

@@ -87,6 +87,11 @@ def range_command(stream: str, entry_id: bytes) -> tuple[Any, ...]:
     return ("XRANGE", stream, entry_id, entry_id)
 
 
+def news_command(stream: str, after: bytes, block_ms: int) -> tuple[Any, ...]:
+    """XREAD that is answered as soon as the stream has an entry above ``after``, with None after ``block_ms``. It consumes nothing."""
+    return ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", stream, after)
+
+
 def parse_own(reply: Any) -> list[Entry]:
     """Entries of a read_own_command reply."""
     return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
@@ -169,11 +174,6 @@ class TicketStream:
     def group_consumers(self) -> list[GroupConsumer]:
         """All names in the group."""
         return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
-
-    def wait_for_news(self, after: bytes, block_ms: int) -> bool:
-        """Doorbell: whether the stream has an entry above ``after``, waiting up to ``block_ms``. Consumes nothing."""
-        command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._keys.stream, after)
-        return self._link.call(*command, block_s=block_ms / 1000) is not None
 
     def records(self, count: int = 1000) -> Iterator[tuple[bytes, Record | None]]:
         """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state. None: it cannot be read."""

@@ -17,16 +17,20 @@ from consumer.master_client import MasterClient, MasterUnavailable
 log = logging.getLogger(__name__)
 
 _WHEN_HELD_S = 0.5
+#: Taken for the ticket window of a master of a former version, which does not say.
+_UNTOLD_WINDOW = 128
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The name is ours. The lease is counted from ``sent_s``: when the request left, or so long before as it was not new any more."""
+    """The name is ours. The lease is counted from ``sent_s``: when the request left, or so long before as it was not new any more.
+    ``ticket_window``: most messages of one ticket that masters hand over at a time."""
 
     registration: Registration
     lease_s: float
     leader_url: str | None
     sent_s: float
+    ticket_window: int
 
 
 class Registrar(Service):
@@ -71,7 +75,8 @@ class Registrar(Service):
     def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
         registration = self._asked.with_generation(int(answer["generation"]))
         lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
-        taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s))
+        window = int(answer.get("ticket_window", _UNTOLD_WINDOW))
+        taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
         # All of the answer could be read: one that cannot leaves everything as it was, and the masters are asked again.
         event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
         self.is_done = True

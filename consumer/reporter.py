@@ -27,10 +27,6 @@ log = logging.getLogger(__name__)
 MOST_IDS = 1000
 #: A report does not follow the last one sooner than this, unless enough waits: freeing a ticket a little later costs nothing while there is room.
 _PAUSE_S = 0.1
-#: The same while few tickets wait: their windows (USHER_TICKET_WINDOW, which a consumer does not know) may be full, and nothing else keeps it busy.
-_SHORT_PAUSE_S, _FEW_TICKETS = 0.02, 64
-#: So many ids of one ticket are enough: they may have filled its window.
-_ENOUGH_OF_ONE = 64
 #: Longest pause that a master can ask for: by then the leader's reconciling look has found them.
 _LONGEST_WAIT_S = 5.0
 #: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
@@ -43,11 +39,12 @@ class Reporter(Service):
     """Sends acknowledgement reports. ``add`` is called by the acker's thread.
 
     ``spare``: messages that this consumer may have beyond those that run. While half of them wait to be reported the others keep it busy.
+    ``ticket_window``: the same of one ticket; the leader hands more of it over when half of them are done (master/policy/holdings.py).
     """
 
     name = "report"
 
-    def __init__(self, masters: MasterClient, incarnation: str, spare: int) -> None:
+    def __init__(self, masters: MasterClient, incarnation: str, spare: int, ticket_window: int) -> None:
         super().__init__()
         self._masters = masters
         self._incarnation = incarnation
@@ -56,6 +53,7 @@ class Reporter(Service):
         self._size = 0  # and in all; the three are guarded by _lock
         self._lock = threading.Lock()
         self._enough = min(MOST_IDS, max(1, spare // 2))
+        self._enough_of_one = max(1, ticket_window // 2)
         self._hurry = False
         self._last_s = self._not_before_s = -math.inf
         self.sent = 0
@@ -68,7 +66,7 @@ class Reporter(Service):
             for item in items:
                 self._items.append(item)
                 self._count(item, 1)
-                self._hurry = self._hurry or self._waiting[item[0]] >= _ENOUGH_OF_ONE
+                self._hurry = self._hurry or self._waiting[item[0]] >= self._enough_of_one
             self._hurry = self._hurry or self._size >= self._enough
         while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
@@ -101,7 +99,7 @@ class Reporter(Service):
 
     def _early_s(self) -> float:
         """Seconds until the next report may go."""
-        pause_s = 0.0 if self._hurry else _SHORT_PAUSE_S if len(self._waiting) < _FEW_TICKETS else _PAUSE_S
+        pause_s = 0.0 if self._hurry else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
     def _count(self, item: Item, sign: int) -> None:
@@ -125,7 +123,7 @@ class Reporter(Service):
                 taken.append(item)
                 size += len(item[2])
                 self._count(item, -1)
-            self._hurry = self._size >= self._enough or max(self._waiting.values(), default=0) >= _ENOUGH_OF_ONE
+            self._hurry = self._size >= self._enough or max(self._waiting.values(), default=0) >= self._enough_of_one
         return taken
 
     def _put_back(self, report: list[Item]) -> None:

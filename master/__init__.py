@@ -5,8 +5,8 @@ Threads and what they own
 ::
 
     elect     elector.py         the leader lease: takes it, extends it, takes a new epoch when the dispatcher is in doubt
-    doorbell  intake.py          waits in Redis for new entries (consumes nothing) and rings the dispatcher
-    dispatch  dispatcher.py      the only owner of the board (policy/dispatch.py): adopts, reads, plans, hands over, recovers
+    dispatch  dispatcher.py      the only owner of the board (policy/dispatch.py): adopts, reads, plans, hands over, recovers; between its
+                                 turns it waits on the doorbell (doorbell.py), which new entries ring in Redis, and other threads here
     roster    roster.py          looks at registrations and leases
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations

@@ -21,10 +21,11 @@ from common.stream_id import rank
 from common.streams import TicketStream, parse_record
 from master.adoption import adopt, rejoin
 from master.counts import LeaderCounts
+from master.doorbell import Doorbell
 from master.elector import Lead
 from master.halts import Halts
 from master.idle_sweep import IdleSweep
-from master.intake import Doorbell, sort_out
+from master.intake import sort_out
 from master.leader_steps import LeaderSteps, Rejected, RulesMoved
 from master.limits import Limits
 from master.mailbox import Changed, Posted, Report
@@ -53,15 +54,16 @@ class Dispatcher(Service):
 
     name = "dispatch"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, limits: Limits) -> None:
-        super().__init__()
+    def __init__(self, link: Link, keys: Keys, lead: Lead, limits: Limits, doorbell: Doorbell | None = None) -> None:
+        """Without a ``doorbell`` the stream is read at every turn."""
+        super().__init__(doorbell)
         self._link = link
         self._scripts = ScriptRunner(link)
         self._stream = TicketStream(link, keys)
         self._keys = keys
         self._lead = lead
         self._limits = limits
-        self.doorbell: Doorbell | None = None
+        self._doorbell = doorbell
         self.on_rejected: Callable[[Sequence[Rejected]], None] = lambda rejected: None
         self._mailbox: deque[Posted] = deque()
         self._members: dict[str, Member] = {}
@@ -76,11 +78,11 @@ class Dispatcher(Service):
         self._last_read = b"0-0"
         self._repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
         self._dry_since_s = 0.0
-        self._rung = True
+        self._may_have_more = True  # in the stream, as far as we know
         self._unsure: set[bytes] = set()
         self._rules_due = False  # they may have changed, and were not read since
         self._rejected: list[Rejected] = []
-        self._quiet: deque[bytes] = deque()  # that are to be compared with the index
+        self._quiet: deque[bytes] = deque()  # to be compared with the index; found at once, for all pages: there may be a hundred thousand
         self._reconciled_s = 0.0
         self._memory = Memory()  # of the group, for the day it is lost
         self._position_open = False  # the last saved position had something pending
@@ -103,7 +105,8 @@ class Dispatcher(Service):
     @property
     def trouble(self) -> str | None:
         """Also between two epochs: a leader that cannot adopt is not well just because it waits to be elected again."""
-        return super().trouble or (self._unwell if self._lead.is_ours else None)
+        bell = self._doorbell.trouble if self._doorbell is not None else None
+        return super().trouble or (self._unwell or bell if self._lead.is_ours else None)
 
     def parked_of(self, ticket: bytes) -> int:
         """How many entries of a ticket are parked, as far as this master knows. A glance from outside: it may be a moment old."""
@@ -158,9 +161,8 @@ class Dispatcher(Service):
             posted = self._mailbox.popleft()
             if isinstance(posted, Report):
                 posted.answered.set()  # without answers: the HTTP thread says that we do not lead
-        self._unsure.clear()
-        self._quiet.clear()
-        self._rejected.clear()
+        for known in (self._unsure, self._quiet, self._rejected):
+            known.clear()
         self._recoverer = Recoverer(self.counts)
         self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
         if self.board.tickets or self.board.consumers:
@@ -206,12 +208,14 @@ class Dispatcher(Service):
         if self.board.parked >= self._limits.parked:
             self.board.unload()
         found = self._read_new()
+        if found and not handed:  # the usual case of one that had nothing to do: what came goes out in the same turn
+            handed = self._hand_over()
         self._reject()
         self._save_position()
         if found or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure:
             return 0.0
-        if self.doorbell is not None and self._may_read() > 0:
-            self.doorbell.arm(self._last_read)
+        if self._doorbell is not None and self._may_read() > 0:
+            self._doorbell.arm(self._last_read)
         due_s = self.board.next_due_s()
         slowed_s = _IDLE_READ_S if due_s is None else max(0.0, due_s - now_s())
         return min(_IDLE_READ_S / 2, self._limits.reconcile_s / 2, self._idle_sweep.wait_s(now_s()), slowed_s)
@@ -276,7 +280,6 @@ class Dispatcher(Service):
         now = now_s()
         names = list(self._unsure)[:_RECONCILE_PAGE]
         if not names and now - self._reconciled_s >= self._limits.reconcile_s:
-            # Looked for once, for all pages: a hundred thousand may wait for their next attempt for an hour.
             self._quiet = self._quiet or deque(self.board.quiet_since(now - self._limits.reconcile_s))
             names = [self._quiet.popleft() for _ in range(min(len(self._quiet), _RECONCILE_PAGE))]
             if not self._quiet:
@@ -353,16 +356,18 @@ class Dispatcher(Service):
         assert self._steps is not None
         count = self._may_read()
         now = now_s()
-        if count <= 0 or (self.doorbell is not None and not self._rung and now - self._dry_since_s < _IDLE_READ_S):
+        if self._doorbell is None or self._doorbell.has_rung():
+            self._may_have_more = True
+        if count <= 0 or (not self._may_have_more and now - self._dry_since_s < _IDLE_READ_S):
             return 0
-        self._rung = False
+        self._may_have_more = False
         found = self._steps.fetch(count)
         if len(found) < count:
             self._dry_since_s = now
             if not found:  # rung for nothing: somebody else may have read from the group, and the bell must not ring for that for ever
                 self._last_read = self._stream.last_delivered()
         else:
-            self._rung = True  # there may be more: no need to wait for the bell
+            self._may_have_more = True  # no need to wait for the bell
         if found:
             self._last_read = found[-1].id
             self._memory = self._memory.read(found[0].id, found[-1].id)
@@ -388,11 +393,8 @@ class Dispatcher(Service):
             # They were read and are on no board: only reading everything again finds them.
             raise ReplyUnknown(f"entries could not rejoin their owners: {refused}") from refused
 
-    def ring(self) -> None:
-        """The doorbell rang."""
-        self._rung = True
-        self.wake()
-
     def on_end(self) -> None:
         self._drop_memory()
         self._link.close()
+        if self._doorbell is not None:
+            self._doorbell.close()

@@ -81,7 +81,8 @@ class Facing:
         place, leading = self._place, self._leading
         membership = self._kept(Membership(place.link("register"), place.keys, place.lease_ms))
         look_now, lead = leading.roster.wake, leading.lead
-        return ServicePort(membership, self._status, leading.dispatcher, lead, self._all_services, place.lease_ms, look_now, self._feed)
+        window = place.settings.ticket_window
+        return ServicePort(membership, self._status, leading.dispatcher, lead, self._all_services, window, look_now, self._feed)
 
     def _make_operations(self) -> Operations:
         place, link, keys = self._place, self._place.link, self._place.keys

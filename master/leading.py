@@ -9,14 +9,13 @@ from common.bell import Bell
 from common.clock import now_s
 from common.metrics import Metrics
 from common.service import Service
-from common.streams import TicketStream
 from master.asker import Asker
 from master.dispatcher import Dispatcher
+from master.doorbell import Doorbell
 from master.elector import Elector, Lead
 from master.halts import ChangeWatch
 from master.hand_over_spans import HandOverSpans
 from master.health_checker import BOUNDS, HealthChecker
-from master.intake import Doorbell
 from master.janitor import Janitor
 from master.leader_steps import Rejected
 from master.limits import limits_of
@@ -34,22 +33,21 @@ class Leading:
         settings, keys, link = place.settings, place.keys, place.link
         self._place = place
         self.lead = Lead()
-        self.dispatcher = Dispatcher(link("dispatch", max(1.0, settings.leader_lease_seconds / 2)), keys, self.lead, limits_of(settings))
+        doorbell = Doorbell(link("doorbell"), keys.stream)
+        dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
+        self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), doorbell)
         self.roster = RosterReader(link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post)
         asker = Asker(place.hosts, BOUNDS, settings.tls_ca)
         self.health = HealthChecker(link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker)
         self._bell = Bell(metrics, settings.dead_letter_webhook, "master", keys)
-        bell_link = link("doorbell")
-        doorbell = Doorbell(bell_link, TicketStream(bell_link, keys), self.dispatcher.ring)
         changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post)
         janitor = Janitor(link("reap"), keys, self.lead, settings.sweep_seconds)
         tracer = telemetry.tracer()
         self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
-        self.dispatcher.doorbell = doorbell
         self.dispatcher.on_rejected = self._ring
         self.dispatcher.counts.on_handed_over = self._spans
         self.lead.on_change = self.dispatcher.wake
-        self.services: list[Service] = [self.dispatcher, doorbell, changes, self.roster, self.health, janitor, *self._bell.services]
+        self.services: list[Service] = [self.dispatcher, changes, self.roster, self.health, janitor, *self._bell.services]
         trim_s, archived_only = settings.trim_seconds, settings.trim_archived
         if settings.sources is not None:  # the work stream is ours: nobody else keeps it short, nor archives it for certain
             trim_s, archived_only = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S), False

@@ -44,7 +44,7 @@ class Membership:
         self._link = link  # guarded by self._lock
         self._scripts = ScriptRunner(link)
         self._keys = keys
-        self._lease_ms = lease_ms
+        self.lease_ms = lease_ms
         self._lock = threading.Lock()
 
     def register(self, asked: Registration) -> Registered:
@@ -96,11 +96,11 @@ class Membership:
         reply = self._scripts.run(
             "register",
             (keys.consumers, former_lease, keys.lease(new.incarnation)),
-            (asked.name, stored, new.dump(), self._lease_ms, "1" if proven_dead else "0"),
+            (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0"),
         )
         if reply[0] == b"HELD":
             raise NameInUse(reply[1])
-        return Registered(new, created=True, left_ms=self._lease_ms) if reply[0] == b"REGISTERED" else None
+        return Registered(new, created=True, left_ms=self.lease_ms) if reply[0] == b"REGISTERED" else None
 
     def close(self) -> None:
         self._link.close()

@@ -34,7 +34,7 @@ class ServicePort:
         dispatcher: Dispatcher,
         lead: Lead,
         services: Sequence[Service],
-        lease_ms: int,
+        ticket_window: int,
         look_now: Callable[[], None],
         feed: TicketFeed,
     ) -> None:
@@ -43,7 +43,7 @@ class ServicePort:
         self._dispatcher = dispatcher
         self._lead = lead
         self._services = services
-        self._lease_ms = lease_ms
+        self._ticket_window = ticket_window
         self._look_now = look_now
         self._feed = feed
 
@@ -57,7 +57,8 @@ class ServicePort:
             raise StartOver from None
         self._look_now()
         mine = registered.registration
-        return RegisterAnswer(registered.created, mine.incarnation, mine.generation, self._lease_ms, registered.left_ms, self._lead.leader_url)
+        times = (self._membership.lease_ms, registered.left_ms)
+        return RegisterAnswer(registered.created, mine.incarnation, mine.generation, *times, self._ticket_window, self._lead.leader_url)
 
     def deregister(self, incarnation: str) -> bool:
         """A consumer says that it has left. Redis knows whether that is so; this only makes the leader look at once."""

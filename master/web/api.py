@@ -196,6 +196,7 @@ def _registered(given: RegisterAnswer) -> dict[str, Any]:
         "generation": given.generation,
         "lease_ms": given.lease_ms,
         "left_ms": given.left_ms,
+        "ticket_window": given.ticket_window,
         "leader_url": given.leader_url,
     }
 

@@ -14,6 +14,7 @@ class Registered(TypedDict):
     generation: int
     lease_ms: int
     left_ms: int
+    ticket_window: int
     leader_url: str | None
 
 

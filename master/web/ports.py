@@ -25,13 +25,14 @@ class RegisterRequest:
 @dataclass(frozen=True)
 class RegisterAnswer:
     """``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the life of its lease,
-    ``left_ms`` what is left of this one."""
+    ``left_ms`` what is left of this one. ``ticket_window``: most messages of one ticket that are handed over at a time."""
 
     created: bool
     incarnation: str
     generation: int
     lease_ms: int
     left_ms: int
+    ticket_window: int
     leader_url: str | None
 
 

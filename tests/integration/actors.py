@@ -243,7 +243,7 @@ class ConsumerActor:
         self.steps = OwnerSteps(runner_on(self.link), keys, registration)
         self.lease = OwnLease(_LEASE_S, now_s())
         self.keeper = LaneKeeper()
-        self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 1000)
+        self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 1000, 512)
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
         self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, 0.0, 1000, self.lost.append)

@@ -54,7 +54,7 @@ class Desk:
             raise NameHeld(2.3)
         if asked.name == "over":
             raise StartOver
-        return RegisterAnswer(asked.uuid != "again", f"{asked.name}:7", 7, 10_000, 9_000, _LEADER)
+        return RegisterAnswer(asked.uuid != "again", f"{asked.name}:7", 7, 10_000, 9_000, 512, _LEADER)
 
     def deregister(self, incarnation: str) -> bool:
         self._trouble(incarnation)
@@ -158,7 +158,8 @@ REGISTER, DEREGISTER, ACKNOWLEDGE = "/api/consumers/register", "/api/consumers/d
 def test_a_new_registration_is_201(master: Running) -> None:
     answered = ask(master, "POST", REGISTER, json=registration())
     assert answered.status_code == 201
-    assert answered.json() == {"incarnation": "c1:7", "generation": 7, "lease_ms": 10_000, "left_ms": 9_000, "leader_url": _LEADER}
+    given = {"incarnation": "c1:7", "generation": 7, "lease_ms": 10_000, "left_ms": 9_000, "ticket_window": 512, "leader_url": _LEADER}
+    assert answered.json() == given
     assert answered.headers["Content-Type"] == "application/json"
 
 

@@ -34,11 +34,9 @@ def pause_all(stage: Stage, m: MasterActor) -> tuple[LiveRules, str]:
 def test_messages_without_a_ticket_id_that_left_memory_come_back(stage: Stage) -> None:
     m, a = stage.leader(spread=True), stage.consumer()
     m.settle()
-    m.dispatcher._rung = False
     ids = [stage.world.add(b"%d-0" % number, "text", "no ticket") for number in (1, 2, 3)]
     rules = LiveRules(stage.link, stage.keys)
     changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
-    m.dispatcher.ring()
     m.turn()  # they are read before the rule is known, and its hand-over is refused
     m.turn()
     assert m.board.parked == 3

@@ -45,10 +45,10 @@ def items(first: int, count: int, of_one: bool = False) -> list[Any]:
     return [(b"T", 7, ids)] if of_one else [(b"T" + entry_id, 7, [entry_id]) for entry_id in ids]
 
 
-def begun(spare: int) -> tuple[Reporter, Leader]:
+def begun(spare: int, window: int = 128) -> tuple[Reporter, Leader]:
     """A reporter that has just reported one id."""
     leader = Leader()
-    reporter = Reporter(leader, "c:1", spare)  # type: ignore[arg-type]
+    reporter = Reporter(leader, "c:1", spare, window)  # type: ignore[arg-type]
     reporter.add(items(1, 1))
     assert reporter.run_once() == 0.0
     assert leader.reports == [["1-0"]], "the first one goes at once"
@@ -68,15 +68,16 @@ def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:
     assert [len(report) for report in leader.reports] == [1, 101]
 
 
-def test_while_few_tickets_wait_the_pause_is_short(clock: Clock) -> None:
-    """Their windows may be full, however small these are."""
-    reporter, leader = begun(spare=2000)
-    reporter.add(items(2, 10))
-    reporter.add(items(12, 10, of_one=True))
-    assert 0 < reporter.run_once() <= 0.02
-    clock.s += 0.021
+@pytest.mark.parametrize(("window", "enough"), [(1, 1), (2, 1), (20, 10), (512, 256)])
+def test_half_a_window_of_one_ticket_is_enough(clock: Clock, window: int, enough: int) -> None:
+    """The leader hands more of it over then."""
+    reporter, leader = begun(2000, window)
+    reporter.add(items(2, enough - 1, of_one=True))
     reporter.run_once()
-    assert [len(report) for report in leader.reports] == [1, 20]
+    assert len(leader.reports) == 1
+    reporter.add(items(2 + enough, 1, of_one=True))
+    reporter.run_once()
+    assert [len(report) for report in leader.reports] == [1, enough]
 
 
 def test_what_comes_of_one_ticket_bit_by_bit_is_enough_too(clock: Clock) -> None:
@@ -132,14 +133,6 @@ def test_half_of_what_is_spare_is_enough(clock: Clock, spare: int, enough: int) 
     reporter.add(items(6000, min(1, enough - 1)))
     reporter.run_once()
     assert len(leader.reports) == 2, "the hurry ends with the report"
-
-
-def test_many_of_one_ticket_are_enough(clock: Clock) -> None:
-    """Its window may be full."""
-    reporter, leader = begun(spare=2000)
-    reporter.add(items(2, 64, of_one=True))
-    reporter.run_once()
-    assert [len(report) for report in leader.reports] == [1, 64]
 
 
 def test_more_than_fits_goes_in_several_reports(clock: Clock) -> None:

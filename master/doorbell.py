@@ -1,0 +1,135 @@
+"""Doorbell: what the dispatcher waits on. Other threads can set it, as a threading.Event, and Redis rings it when there are new entries.
+
+So a new entry wakes the thread that will read it, and no other: between ``XADD`` and hand-over no thread waits for another one. The question
+is a plain XREAD: nothing is consumed, and one whose answer is lost is simply asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+
+from common.clock import now_s
+from common.log import event
+from common.redis_client import NOT_YET, Link
+from common.streams import news_command
+
+log = logging.getLogger(__name__)
+
+_BLOCK_S = 2.0
+#: An answer that has not come this long after the block time never comes.
+_LATE_S = 5.0
+#: Pause before Redis is asked again after trouble; meanwhile the stream is read every so often, as if it had rung.
+_AGAIN_S = 0.5
+#: Shortest pause when waiting itself goes wrong.
+_PAUSE_S = 0.05
+
+
+class Doorbell:
+    """``set`` may be called from any thread; all else is the dispatcher's. It rings once per ``arm``: under load nobody waits for it."""
+
+    def __init__(self, link: Link, stream: str) -> None:
+        self._link = link
+        self._stream = stream
+        self._is_set = False
+        self._pair: tuple[socket.socket, socket.socket] | None = None  # (written by ``set``, waited on), while there is a thread
+        self._asked_until_s: float | None = None  # an answer is under way, and must be here by then
+        self._again_s = 0.0
+        self._has_rung = False
+        self.trouble: str | None = None
+
+    # ---- as a threading.Event ------------------------------------------------------------------------------------------------
+
+    def set(self) -> None:
+        if self._is_set:
+            return
+        self._is_set = True
+        pair = self._pair
+        if pair is not None:
+            with contextlib.suppress(OSError):  # full: it is set as it is; closed: nobody waits any more
+                pair[0].send(b"\0")
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float) -> None:
+        """Until it is set, or rings, or ``timeout`` seconds are over."""
+        try:
+            self._wait(timeout)
+        except Exception as trouble:  # whatever it is: without a bell the stream is read every so often
+            self._cannot_hear(f"{type(trouble).__name__}: {trouble}")
+            time.sleep(_PAUSE_S)
+
+    def _wait(self, timeout: float) -> None:
+        _, ear = self._pair = self._pair or _pair()
+        if self._is_set:  # asked after ``set`` has somewhere to write to
+            _empty(ear)
+            return
+        now = now_s()
+        poll = select.poll()
+        poll.register(ear, select.POLLIN)
+        if self._asked_until_s is not None:
+            poll.register(self._link.socket, select.POLLIN)
+            timeout = min(timeout, self._asked_until_s - now)
+        elif now < self._again_s:
+            timeout = min(timeout, self._again_s - now)
+        for descriptor, _ in poll.poll(max(0.0, timeout) * 1000):
+            if descriptor == ear.fileno():
+                _empty(ear)
+            else:
+                self._listen()
+        if self._asked_until_s is not None and now_s() > self._asked_until_s:
+            self._cannot_hear("Redis does not answer")
+
+    # ---- as a bell -----------------------------------------------------------------------------------------------------------
+
+    def arm(self, after: bytes) -> None:
+        """Ring when the stream has an entry above ``after``."""
+        now = now_s()
+        if self._asked_until_s is not None or now < self._again_s:
+            return
+        try:
+            self._link.ask(*news_command(self._stream, after, round(_BLOCK_S * 1000)))
+        except Exception as trouble:
+            self._cannot_hear(f"{type(trouble).__name__}: {trouble}")
+        else:
+            self._asked_until_s = now + _BLOCK_S + _LATE_S
+
+    def has_rung(self) -> bool:
+        """Whether it rang since this was asked last."""
+        rung, self._has_rung = self._has_rung, False
+        return rung
+
+    def close(self) -> None:
+        self._link.close()
+        for end in self._pair or ():
+            end.close()
+
+    def _listen(self) -> None:
+        answer = self._link.answer()
+        if answer is not NOT_YET:
+            self._asked_until_s, self.trouble = None, None
+            self._has_rung = answer is not None
+
+    def _cannot_hear(self, why: str) -> None:
+        """Nobody knows what is in the stream: as if it had rung."""
+        if self.trouble is None:
+            event(log, "doorbell_broken", level=logging.WARNING, why=why)
+        self.trouble = f"doorbell: {why}"
+        self._link.close()
+        self._asked_until_s, self._has_rung, self._again_s = None, True, now_s() + _AGAIN_S
+
+
+def _empty(ear: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        ear.recv(4096)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(False)
+    return pair
