@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 #: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
 #: ids never rings (REDIS-FACTS C1).
 _IDLE_READ_S = 2.0
-#: Tickets whose records are compared with memory per turn.
-_RECONCILE_PAGE = 500
+#: Tickets whose records are compared with memory per turn, and the pause before the next ones, in which others get their turn.
+_RECONCILE_PAGE, _RECONCILE_PAUSE_S = 500, 0.02
 #: hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
 #: How often the group's position is noted outside of the group: at most so much comes again when the group is lost.
@@ -282,8 +282,8 @@ class Dispatcher(Service):
         if not names and now - self._reconciled_s >= self._limits.reconcile_s:
             self._quiet = self._quiet or deque(self.board.quiet_since(now - self._limits.reconcile_s))
             names = [self._quiet.popleft() for _ in range(min(len(self._quiet), _RECONCILE_PAGE))]
+            self._reconciled_s = now - (self._limits.reconcile_s - _RECONCILE_PAUSE_S if self._quiet else 0.0)
             if not self._quiet:
-                self._reconciled_s = now
                 self._rules_due |= self._rule_work.has_moved(self._steps)
         if not names:
             return
