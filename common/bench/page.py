@@ -19,7 +19,8 @@ _HEADERS = {"Accept": "text/html, */*;q=0.8"}
 
 
 def page(pending: int, rate: float, gets: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row per page and way of asking: with one connection for all its GETs (``keep_alive``), and with a new one for each.
+    """A row per page and way of asking: with one connection for all its GETs (``keep_alive``), and with a new one for each. ``all_p99_ms`` is of all
+    GETs together.
 
     ``pending`` tickets wait for their next attempt, and ``rate`` messages of others come per second and are done at once. The pages are asked for in
     turn, with a short pause, ``gets`` times each way; a time is from before the connection to the last byte. ``late_p99_ms`` is the yardstick: so
@@ -51,7 +52,8 @@ def page(pending: int, rate: float, gets: int, consumers: int, durable: bool, en
                     waits.setdefault((path, keep_alive), []).append(waited_s * 1000)
         kept.close()
         facts = _facts(rig, pending, rate, gets, time.monotonic() - began, cpu_before)
-    facts |= {f"late_{name}": value for name, value in _figures(late).items()}
+    for name, ms in (("all", [one for some in waits.values() for one in some]), ("late", late)):
+        facts |= {f"{name}_{figure}": value for figure, value in _figures(ms).items()}
     return [{"page": path, "keep_alive": keep_alive, "bytes": sizes[path], **_figures(ms), **facts} for (path, keep_alive), ms in waits.items()]
 
 
