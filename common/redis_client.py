@@ -180,6 +180,14 @@ class Link:
                 replies.append(refused)
         return replies
 
+    def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """The same, where an error in one reply is an error of all."""
+        replies = self.pipeline(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
     def ask(self, *command: Arg) -> None:
         """Send one command; ``answer`` fetches its reply, and nothing else may be sent before. Raises NotNow, ReplyUnknown."""
         connection = self._connected()

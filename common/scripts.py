@@ -54,6 +54,14 @@ class ScriptRunner:
         except ScriptMissing:
             return self._link.call("EVAL", text, len(keys), *keys, *args)
 
+    def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Run step ``name``, which changes nothing, once for each of these arguments, at once."""
+        if not each:
+            return []
+        first = self.run(name, keys, each[0])  # from then on Redis knows it
+        digest = self._prepare(name)[1]
+        return [first, *self._link.all_of([("EVALSHA", digest, len(keys), *keys, *args) for args in each[1:]])]
+
     def _prepare(self, name: str) -> tuple[str, str]:
         prepared = self._prepared.get(name)
         if prepared is None:

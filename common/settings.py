@@ -144,6 +144,11 @@ class CommonSettings(BaseModel):
         return self.ticket_field if self.sources is None else SCOPED_TICKET_FIELD.decode()
 
     @property
+    def by_stream(self) -> bool:
+        """Whether the tickets of several streams are told apart: they are called STREAM/ID then."""
+        return self.sources is not None and self.ticket_scope == "stream"
+
+    @property
     def one_stream(self) -> str:
         """The ticket stream, where only one will do. Raises SettingsError when there are several."""
         if self.sources is not None:

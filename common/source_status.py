@@ -42,6 +42,7 @@ class SourcesReader:
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._sources = sources
+        self._rows: list[dict[str, Any]] = []  # of the last overview, who needs somebody first
 
     def overview(self) -> dict[str, Any]:
         """Number of sources that were gathered from or are listed, what is not gathered yet (``lag``; of at most ``looked_at`` of them), the
@@ -50,11 +51,15 @@ class SourcesReader:
         names = self._names()
         looks = [look for at in range(0, len(names), _PAGE) for look in self._look(names[at : at + _PAGE])]
         worst = sorted((look for look in looks if look.lag), key=lambda look: -look.lag)[:_WORST]
-        troubles = {look.source.decode(errors="replace"): look.state for look in looks if look.state in _BAD}
+        troubles = {_text(look.source): look.state for look in looks if look.state in _BAD}
         for master in masters:
             troubles |= {source: f"{outcome}: {words}" if words else outcome for source, outcome, words in master.pop("troubles")}
         troubles |= self._held_back()
-        listed_alone = len(set(self._sources.names) - {look.source.decode(errors="replace") for look in looks})
+        looked_at = {_text(look.source) for look in looks}
+        others = [_Look(name.encode(), "not_gathered", 0, False) for name in troubles if name not in looked_at]
+        rows = [self._row(look, holders) | {"state": look.state, "trouble": troubles.get(_text(look.source), "")} for look in (*looks, *others)]
+        self._rows = sorted(rows, key=lambda row: (not row["trouble"], -row["lag"], row["source"]))
+        listed_alone = len(set(self._sources.names) - looked_at)
         return {
             "sources": max(len(looks), self._link.call("HLEN", self._keys.gathered) - 1) + listed_alone,
             "looked_at": len(looks),
@@ -64,6 +69,12 @@ class SourcesReader:
             "masters": masters,
             "troubles": troubles,
         }
+
+    def rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
+        """Of the last overview what has ``text`` in its name: ``most`` rows from the ``start``-th on, and the number of all. ``state``: ok, no_group
+        (not looked at yet), gone, not_a_stream, ahead or not_gathered; ``trouble``: what a person must look at, or ""."""
+        fitting = [row for row in self._rows if text in row["source"]]
+        return fitting[start : start + most], len(fitting)
 
     def _held_back(self) -> dict[str, str]:
         """The work stream, when it grows because one entry stays pending: only what is below that is cut."""
@@ -123,9 +134,8 @@ class SourcesReader:
     @staticmethod
     def _row(look: _Look, holders: dict[int, str]) -> dict[str, Any]:
         source = look.source
-        return {
-            "source": source.decode(errors="replace"),
-            "lag": look.lag,
-            "lag_is_exact": not look.is_more,
-            "master": holders.get(shard_of(source), ""),
-        }
+        return {"source": _text(source), "lag": look.lag, "lag_is_exact": not look.is_more, "master": holders.get(shard_of(source), "")}
+
+
+def _text(source: bytes) -> str:
+    return source.decode(errors="replace")

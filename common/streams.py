@@ -109,11 +109,16 @@ def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
 def span_of(link: Link, stream: str) -> Span | None:
     """What a stream holds; None when it is not there."""
     try:
-        facts = pairs(link.call("XINFO", "STREAM", stream))
+        return parse_span(link.call("XINFO", "STREAM", stream))
     except CommandRefused as refused:
         if "no such key" in str(refused):
             return None
         raise
+
+
+def parse_span(reply: Any) -> Span:
+    """Of a reply of XINFO STREAM."""
+    facts = pairs(reply)
     first = facts[b"first-entry"]
     return Span(first[0] if first else None, facts[b"last-generated-id"])
 
@@ -168,8 +173,7 @@ class TicketStream:
 
     def group_consumers(self) -> list[GroupConsumer]:
         """All names in the group."""
-        rows = map(pairs, self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
-        return [GroupConsumer(row[b"name"], row[b"pending"]) for row in rows]
+        return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
 
     def records(self, count: int = 1000) -> Iterator[tuple[bytes, Record | None]]:
         """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state. None: it cannot be read."""
@@ -196,6 +200,11 @@ def group_of(groups: Any, name: str) -> dict[bytes, Any] | None:
     if isinstance(groups, Exception):
         raise groups
     return next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
+
+
+def group_consumers_of(reply: Any) -> list[GroupConsumer]:
+    """The names in a reply of XINFO CONSUMERS."""
+    return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, reply)]
 
 
 def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:

@@ -40,16 +40,20 @@ class Heartbeat(Service):
         if not self._works():
             event(log, "lease_not_renewed", level=logging.WARNING, why="the program makes no progress")
             return self._retry_s()
-        sent_s = now_s()
-        try:
-            renewal = self._steps.renew(int(self._lease.lease_s * 1000))
-        except RedisTrouble as trouble:
-            event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
-            return self._retry_s()
-        if renewal.state in ("", "revoked"):
-            self._lost("it was revoked" if renewal.state else "it had ended")
-            return self._lease.lease_s
-        self._lease.renewed(sent_s)
+        start = b"-"
+        while start:  # each call extends the lease, and touches some of what is pending
+            sent_s = now_s()
+            try:
+                renewal = self._steps.renew(int(self._lease.lease_s * 1000), start)
+            except RedisTrouble as trouble:
+                event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
+                return self._retry_s()
+            if renewal.state in ("", "revoked"):
+                self._lost("it was revoked" if renewal.state else "it had ended")
+                return self._lease.lease_s
+            self._lease.renewed(sent_s)
+            self.made_progress()
+            start = renewal.following
         return self._lease.lease_s / 3
 
     def _retry_s(self) -> float:

@@ -14,10 +14,12 @@ from common.scripts import ScriptRunner
 
 
 class Renewal(NamedTuple):
-    """``state``: live, draining, revoked (it was not extended), or "" when there is no lease any more."""
+    """``state``: live, draining, revoked (it was not extended), or "" when there is no lease any more. ``following``: where to go on, empty when
+    everything was touched."""
 
     state: str
     touched: int
+    following: bytes = b""
 
 
 class AckAnswer(NamedTuple):
@@ -65,11 +67,11 @@ class OwnerSteps:
         self.incarnation = self._incarnation = registration.incarnation
         self._lease = keys.lease(registration.incarnation)
 
-    def renew(self, lease_ms: int) -> Renewal:
-        """Extend the lease and touch all pending entries of this incarnation."""
+    def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:
+        """Extend the lease and touch a thousand pending entries of this incarnation, from ``start`` on."""
         keys = (self._lease, self._keys.stream)
-        state, touched = self._scripts.run("renew", keys, (self._keys.group, self._incarnation, lease_ms))
-        return Renewal("" if state == b"LOST" else state.decode(), touched)
+        state, touched, following = self._scripts.run("renew", keys, (self._keys.group, self._incarnation, lease_ms, start))
+        return Renewal("" if state == b"LOST" else state.decode(), touched, following)
 
     def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
         """Acknowledge finished messages, per ticket in id order."""

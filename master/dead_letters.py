@@ -22,8 +22,8 @@ PAGE = 200
 AT_ONCE = 100
 #: Letters looked at for one page of an answer; there may be few that fit among many.
 _MOST_LOOKED_AT = 10_000
-#: Letters that one script call looks at for those of a ticket.
-_FIND_AT_ONCE = 1_000
+#: Letters that one script call looks at for those of a ticket, and letters of one ticket among which the one is that it waits for.
+_FIND_AT_ONCE, _OF_A_TICKET = 1_000, 20
 
 
 class Outcome(NamedTuple):
@@ -103,7 +103,9 @@ class DeadLetters:
             start = f"({last.decode()}"
             if count < _FIND_AT_ONCE or now_s() > ends_s:
                 break
-        letters = [letter for letter_id in found[:most] for letter in self._rows(letter_id, letter_id, 1, "")]
+        with self._lock:
+            rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in found[:most]])
+        letters = [parse_letter(letter_id, head) for row in rows for letter_id, head in row]
         return LetterPage(letters, None if count < _FIND_AT_ONCE and len(found) <= most else last)
 
     def _read(self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None) -> list[DeadLetter]:
@@ -152,9 +154,10 @@ class DeadLetters:
             end = b"(" + letters[-1].id
         return found
 
-    def newest_of(self, ticket: bytes) -> DeadLetter | None:
-        """The newest letter of a ticket, if it is among the newest of all."""
-        return next((letter for letter in self._rows(b"-", b"+", PAGE, "newest") if letter.ticket == ticket), None)
+    def parked_of(self, ticket: bytes, within_s: float) -> DeadLetter | None:
+        """The letter that one halted ticket waits for, if it is found in time."""
+        letters = self.where("ticket", ticket, _OF_A_TICKET, within_s).letters
+        return next((letter for letter in letters if letter.policy == PARK), None)
 
     def redrive(self, ids: Sequence[bytes]) -> list[Outcome]:
         """Make messages of these letters again, in this order. At most ``AT_ONCE``, which is one script call."""

@@ -33,6 +33,7 @@ from master.mailbox import Changed, Posted, Report
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
 from master.policy.group_loss import Memory
+from master.quiet_tickets import PAGE, QuietTickets
 from master.recoverer import Recoverer
 from master.roster import Member
 from master.rule_work import RuleWork, glance
@@ -42,8 +43,6 @@ log = logging.getLogger(__name__)
 #: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
 #: ids never rings (REDIS-FACTS C1).
 _IDLE_READ_S = 2.0
-#: Tickets whose records are compared with memory per turn.
-_RECONCILE_PAGE = 500
 #: hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
 #: How often the group's position is noted outside of the group: at most so much comes again when the group is lost.
@@ -83,7 +82,7 @@ class Dispatcher(Service):
         self._unsure: set[bytes] = set()
         self._rules_due = False  # they may have changed, and were not read since
         self._rejected: list[Rejected] = []
-        self._reconciled_s = 0.0
+        self._quiet = QuietTickets(limits.reconcile_s)
         self._memory = Memory()  # of the group, for the day it is lost
         self._position_open = False  # the last saved position had something pending
         self._position_s = 0.0
@@ -190,7 +189,7 @@ class Dispatcher(Service):
         self.counts.adoptions += 1
         self._follow_rules()
         self._dry_since_s = 0.0
-        self._reconciled_s = now_s()
+        self._quiet.begin(now_s())
         consumers, tickets, parked = len(self.board.consumers), len(self.board.tickets), self.board.parked
         taken_back, seconds = adopted.taken_back, now_s() - started
         event(log, "adopted", epoch=epoch, consumers=consumers, tickets=tickets, parked=parked, taken_back=taken_back, seconds=seconds)
@@ -218,7 +217,7 @@ class Dispatcher(Service):
             self._doorbell.arm(self._last_read)
         due_s = self.board.next_due_s()
         slowed_s = _IDLE_READ_S if due_s is None else max(0.0, due_s - now_s())
-        return min(_IDLE_READ_S / 2, self._limits.reconcile_s / 2, self._idle_sweep.wait_s(now_s()), slowed_s)
+        return min(_IDLE_READ_S / 2, self._quiet.wait_s(now_s()), self._idle_sweep.wait_s(now_s()), slowed_s)
 
     # ---- its parts -----------------------------------------------------------------------------------------------------------
 
@@ -279,12 +278,10 @@ class Dispatcher(Service):
         the rules are those that we know."""
         assert self._steps is not None
         now = now_s()
-        names = list(self._unsure)[:_RECONCILE_PAGE]
-        if not names and now - self._reconciled_s >= self._limits.reconcile_s:
-            names = self.board.quiet_since(now - self._limits.reconcile_s, _RECONCILE_PAGE)
-            if len(names) < _RECONCILE_PAGE:
-                self._reconciled_s = now
-                self._rules_due |= self._rule_work.has_moved(self._steps)
+        names = list(self._unsure)[:PAGE]
+        if not names:
+            names, was_all = self._quiet.page(self.board, now)
+            self._rules_due |= was_all and self._rule_work.has_moved(self._steps)
         if not names:
             return
         for name, value in zip(names, self._link.call("HMGET", self._keys.tickets, *names), strict=True):

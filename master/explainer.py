@@ -13,27 +13,26 @@ from typing import Any
 
 from common.attempts import Attempts, decode
 from common.clock import now_s, wall_ms
-from common.errors import GroupMissing
 from common.keys import MASTER, Keys
-from common.redis_client import CommandRefused, Link
+from common.redis_client import Link
 from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.stream_id import rank
-from common.streams import Record, TicketStream, parse_record
+from common.streams import Record, group_consumers_of, group_of, parse_record
 from master.dead_letters import DeadLetters
 from master.elector import parse_held
-from master.lag import lag_of
-from master.live_rules import read_rules
+from master.lag import Lag, lag_of
+from master.live_rules import rulebook
 from master.policy.explain import explain
 from master.policy.explain_facts import BoardFacts, Crowd, Explanation, Facts, LeaderFacts, OwnerFacts, OwnerTold
 from master.policy.letters import DeadLetter
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.policy.rules import Rulebook
-from master.roster import Member, read_roster, state_of
+from master.roster import Member, members_of, state_of
 
-#: Entries looked through for those of one ticket: by one call, and in all. And for how long at most.
+#: Entries looked through for those of one ticket: by one call, and in all. And for how long at most, for all that is looked for.
 _PAGE, _PAGES = 200, 25
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 _KINDS = {RETURNED: "returned", HALTED: "halted", TAIL: "tail"}
 
 #: Asks the owner at this health URL what it does with a ticket; None: it did not say.
@@ -51,16 +50,20 @@ class Explainer:
         lease_ms: int,
         ask_owner: AskOwner = lambda health_url, ticket_id: None,
         board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
+        sources: Callable[[], dict[str, Any] | None] = lambda: None,
+        by_stream: bool = False,
     ) -> None:
+        """``sources``: how the gathering goes (``StatusReader.sources``); ``by_stream``: tickets of several streams are called STREAM/ID."""
         self._link = link  # guarded by self._lock
         self._keys = keys
-        self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
         self._letters = DeadLetters(link, keys)  # this too
         self._ticket_field = ticket_field
         self._lease_ms = lease_ms
         self._ask_owner = ask_owner
         self._board = board
+        self._sources = sources
+        self._by_stream = by_stream
         self._lock = threading.Lock()
 
     def explain(self, ticket_id: str) -> Explanation:
@@ -70,13 +73,15 @@ class Explainer:
             found = self._read(ticket_id, ticket)
         owner_url = found.pop("health_url")
         told = self._ask_owner(owner_url, ticket_id) if owner_url else None
+        if not (found["kind"] or found["unread"] or found["parked"]):
+            found |= {"not_gathered": (self._sources() or {"lag": 0})["lag"], "by_stream": self._by_stream}
         return explain(Facts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found))
 
     def leader_url(self) -> str:
         """Where the leader is reached; "" when there is none."""
         with self._lock:
-            leader = self._leader()
-        return leader.url if leader is not None else ""
+            held = self._link.call("GET", self._keys.leader)
+        return parse_held(held).url or ""
 
     def is_registered(self, name: str) -> bool:
         """Whether a consumer of that name is registered."""
@@ -84,33 +89,45 @@ class Explainer:
             return self._link.call("HGET", self._keys.consumers, name) is not None
 
     def _read(self, ticket_id: str, ticket: bytes) -> dict[str, Any]:
-        """All facts that Redis knows, as arguments of Facts, and the owner's health URL."""
-        kind, record = self._record(ticket)
+        """All facts that Redis knows, as arguments of Facts, and the owner's health URL. Few round trips: a busy master is slow at each."""
+        keys, until_s = self._keys, now_s() + _LOOK_S
+        commands = [
+            *(("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers), ("GET", keys.leader), ("PTTL", keys.leader)),
+            *(("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)),
+        ]
+        *stored, groups, consumers = self._link.pipeline(commands)
+        for reply in stored:
+            if isinstance(reply, Exception):
+                raise reply
+        value, ruled, registered, held, left_ms = stored
+        kind, record = _record(value)
         ids = record.ids if record is not None else []
-        rules = read_rules(self._link, self._keys)
-        members = read_roster(self._link, self._keys)
-        delivered, lag, pending = self._group()
+        rules = rulebook(ruled)
+        members = members_of(self._link, keys, registered)
+        delivered, lag, pending = self._group(groups, consumers)
         found: dict[str, Any] = {
             "kind": kind,
             "fence": record.fence if record is not None else 0,
             "ids": tuple(ids),
-            "lag": lag,
+            "lag": lag.entries,
             "has_group": delivered is not None,
-            "leader": self._leader(),
+            "leader": _leader(held, left_ms),
             "rules": tuple(rules.all_of(ticket)),
             "crowd": _crowd(members, rules, pending),
             "health_url": "",
         }
         if kind == "owned" and record is not None:
             found["owner"], found["health_url"] = self._owner(record.owner.decode(), members, rules)
-        found["unread"], found["unread_is_exact"] = self._find(ticket, b"(" + delivered if delivered is not None else b"-", "")
+        found["unread"], found["unread_is_exact"] = (), True
+        if lag.entries:
+            found["unread"], found["unread_is_exact"] = self._find(ticket, b"(" + delivered if delivered is not None else b"-", "", until_s)
         found["parked"], found["parked_is_exact"] = (), True
         if delivered is not None and pending.get(MASTER):
-            parked, found["parked_is_exact"] = self._find(ticket, b"-", self._keys.group)
+            parked, found["parked_is_exact"] = self._find(ticket, b"-", keys.group, until_s)
             known = {*ids} if kind != "tail" else set()
             found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
         found["attempts"] = self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
-        found["letter"], found["last_letter"] = self._its_letters(ticket, kind)
+        found["letter"], found["last_letter"] = self._its_letters(ticket, kind, until_s)
         return found
 
     def _owner(self, incarnation: str, members: dict[str, Member], rules: Rulebook) -> tuple[OwnerFacts, str]:
@@ -126,37 +143,18 @@ class Explainer:
         url = member.registration.health_url if member is not None else ""
         return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), url
 
-    def _record(self, ticket: bytes) -> tuple[str, Record | None]:
-        value = self._link.call("HGET", self._keys.tickets, ticket)
-        if value is None:
-            return "", None
-        try:
-            record = parse_record(value)
-        except ValueError:
-            return "unreadable", None
-        return _KINDS.get(record.owner, "owned"), record._replace(ids=sorted(record.ids, key=rank))
-
-    def _group(self) -> tuple[bytes | None, int, dict[bytes, int]]:
-        """The last id the group was given (None: there is no group), the number of entries above it, and what is pending for whom."""
-        try:
-            facts = self._stream.group_facts()
-            pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
-        except (GroupMissing, CommandRefused):
-            return None, 0, {}
+    def _group(self, groups: Any, consumers: Any) -> tuple[bytes | None, Lag, dict[bytes, int]]:
+        """Of replies of XINFO: the last id the group was given (None: there is no group), what is above it, and what is pending for whom."""
+        facts = group_of(groups, self._keys.group)
+        if facts is None or isinstance(consumers, Exception):
+            length = self._link.call("XLEN", self._keys.stream)
+            return None, Lag(length, True), {}
         lag = lag_of(self._scripts, self._keys.stream, facts, 0, _PAGE * _PAGES)
-        return facts[b"last-delivered-id"], lag.entries, pending
+        return facts[b"last-delivered-id"], lag, {one.name: one.pending for one in group_consumers_of(consumers)}
 
-    def _leader(self) -> LeaderFacts | None:
-        held, left_ms = self._link.pipeline([("GET", self._keys.leader), ("PTTL", self._keys.leader)])
-        if not isinstance(held, bytes):
-            return None
-        epoch, url = parse_held(held)
-        return LeaderFacts(url or "", epoch or 0, max(0, left_ms))
-
-    def _find(self, ticket: bytes, start: bytes, group: str) -> tuple[tuple[bytes, ...], bool]:
+    def _find(self, ticket: bytes, start: bytes, group: str, until_s: float) -> tuple[tuple[bytes, ...], bool]:
         """Entries of the ticket above ``start``, in the stream or parked in the group; False: there is more than was looked through."""
         found: list[bytes] = []
-        until_s = now_s() + _LOOK_S
         for _ in range(_PAGES):
             args = (self._ticket_field, ticket, start, _PAGE, group, MASTER if group else "")
             last, ids = self._scripts.run("ticket_entries", (self._keys.stream,), args)
@@ -174,14 +172,31 @@ class Explainer:
         noted = self._link.call("HMGET", self._keys.attempts, *ids)
         return {entry_id: decode(value) for entry_id, value in zip(ids, noted, strict=True) if value is not None}
 
-    def _its_letters(self, ticket: bytes, kind: str) -> tuple[DeadLetter | None, DeadLetter | None]:
-        """The letter that the halted ticket waits for, and its newest one; as far as they are among the newest of all."""
+    def _its_letters(self, ticket: bytes, kind: str, until_s: float) -> tuple[DeadLetter | None, DeadLetter | None]:
+        """The letter that the halted ticket waits for, and the newest one of a ticket of which nothing is there; as far as they are found."""
         if kind == "halted":
-            return self._letters.parked_for([ticket]).get(ticket), None
-        return None, None if kind else self._letters.newest_of(ticket)
+            return self._letters.parked_of(ticket, until_s - now_s()), None
+        return None, None if kind else next(iter(self._letters.where("ticket", ticket, 1, until_s - now_s()).letters), None)
 
     def close(self) -> None:
         self._link.close()
+
+
+def _record(value: Any) -> tuple[str, Record | None]:
+    if value is None:
+        return "", None
+    try:
+        record = parse_record(value)
+    except ValueError:
+        return "unreadable", None
+    return _KINDS.get(record.owner, "owned"), record._replace(ids=sorted(record.ids, key=rank))
+
+
+def _leader(held: Any, left_ms: int) -> LeaderFacts | None:
+    if not isinstance(held, bytes):
+        return None
+    epoch, url = parse_held(held)
+    return LeaderFacts(url or "", epoch or 0, max(0, left_ms))
 
 
 def _crowd(members: dict[str, Member], rules: Rulebook, pending: dict[bytes, int]) -> Crowd:

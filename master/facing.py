@@ -88,7 +88,7 @@ class Facing:
         place, link, keys = self._place, self._place.link, self._place.keys
         ask_owner = self._kept(OwnerQuestion(place.hosts, place.settings.tls_ca))
         field, glance = place.settings.work_ticket_field, self._leading.dispatcher.glance
-        explainer = Explainer(link("explain"), keys, field, place.lease_ms, ask_owner, glance)
+        explainer = Explainer(link("explain"), keys, field, place.lease_ms, ask_owner, glance, self._status.sources, place.settings.by_stream)
         return Operations(keys.stream, LiveRules(link("rules"), keys), ActionLog(link("actions"), keys), explainer)
 
     def _make_pages(self) -> PagePort:
@@ -98,7 +98,8 @@ class Facing:
         bulk = BulkLetters(DeadLetters(link("bulk"), keys))
         self.services += [pulse, bulk]
         story = self._kept(TicketStory(link("story"), keys, field))
-        facts = self._kept(SystemFacts(link("facts"), keys, place.lease_ms, archived_only=place.settings.archived_only))
+        archived_only, sources = place.settings.archived_only, place.settings.sources
+        facts = self._kept(SystemFacts(link("facts"), keys, place.lease_ms, sources, archived_only=archived_only))
         return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations)
 
     def _make_router(self) -> StreamRouter:

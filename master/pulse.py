@@ -28,12 +28,15 @@ from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.alarms import BAD, Alarm, alarms
 from master.policy.pulse import Sample, is_still, point, rates
+from master.policy.rules import Rulebook, Target
 from master.policy.stuck import Seen, stuck_rows
 from master.roster import STATES, Member, read_left_ms, read_roster, state_of, strangers
 from master.web.pages.text import ticket_url, visible
 
 #: Seconds between two looks: while somebody looks, else, and while nothing moves either; and how long a page that was asked for counts as looking.
 _EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0, 10.0
+#: What a page waits for a fresh look; what it gets is told to it a moment later all the same.
+_PATIENCE_S = 0.2
 #: Points of history: ten to twenty minutes, or more where nothing moved.
 _HISTORY = 600
 #: Records of the index looked at in a turn, and stuck tickets told.
@@ -43,6 +46,9 @@ _MOST_COUNTED = 20_000
 #: How often a page hears of us when nothing changes, and how often a consumers' page of its consumers.
 _SIGN_OF_LIFE_S, _CONSUMERS_EVERY_S = 10.0, 2.0
 OVERVIEW, CONSUMERS = "overview", "consumers"
+_BROAD = (Target.STREAM, Target.EVERYTHING)
+#: What a page of consumers keeps up to date of each.
+_LIVE_FIELDS = ("incarnation", "state", "tickets", "pending", "beat_ms")
 
 
 class Pulse(Service):
@@ -69,17 +75,18 @@ class Pulse(Service):
         self._closely_s = 0.0
         self._sent: dict[str, tuple[bytes, float]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
+        self._rules = Rulebook(())
         self._snapshot = _nothing_yet(keys)
 
     # -- from other threads
 
-    def snapshot(self, patience_s: float = 1.0) -> dict[str, Any]:
-        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so."""
+    def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so. The first look may take longer."""
         self._look()
         with self._fresh:
             if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
                 self.wake()
-                self._fresh.wait(patience_s)
+                self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
         if self.trouble is None:
             return self._snapshot
         away = Alarm(BAD, "This master cannot ask Redis at the moment; what is shown is of before", "").row()
@@ -204,7 +211,9 @@ class Pulse(Service):
     def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
         """States by incarnation; the rows are kept, and sums are added to ``seen``."""
         members = read_roster(self._link, self._keys)
-        rules = read_rules(self._link, self._keys)
+        rules = self._rules = read_rules(self._link, self._keys)
+        of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
+        seen["rules"], seen["broad_rules"] = len(of_tickets), [rule.told() for rule in of_tickets if rule.target in _BROAD]
         owned = self._scan.owned
         held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
         left_ms = read_left_ms(self._link, self._keys, members)
@@ -236,7 +245,7 @@ class Pulse(Service):
         values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
         attempts = {head.id: decode(value).starts for head, value in zip(heads, values, strict=True) if value is not None}
         parked = {head.ticket: self._parked_of(head.ticket) for head in heads if head.owner}
-        rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked), now_ms, _STUCK)
+        rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked, self._rules), now_ms, _STUCK)
         return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
 
     # -- telling
@@ -246,7 +255,8 @@ class Pulse(Service):
             facts = {name: value for name, value in self._snapshot.items() if name != "time_ms"}
             self._send(OVERVIEW, facts, self._snapshot | {"point": self._history[-1]})
         if self._watchers[CONSUMERS] and now_s() - self._sent.get(CONSUMERS, (b"", 0.0))[1] >= _CONSUMERS_EVERY_S:
-            self._send(CONSUMERS, self._rows, {"rows": list(self._rows.values()), "time_ms": self._snapshot.get("time_ms")})
+            rows = [{name: row[name] for name in _LIVE_FIELDS} for row in self._rows.values()]
+            self._send(CONSUMERS, self._rows, {"rows": rows, "time_ms": self._snapshot.get("time_ms")})
 
     def _send(self, topic: str, facts: Any, document: dict[str, Any]) -> None:
         """To all who look at ``topic``, unless nothing is new."""

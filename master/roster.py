@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from common.clock import now_s
 from common.keys import Keys
@@ -43,8 +44,13 @@ class Member:
 
 def read_roster(link: Link, keys: Keys) -> dict[str, Member]:
     """All registered incarnations by their names in the group."""
+    return members_of(link, keys, link.call("HGETALL", keys.consumers))
+
+
+def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, Member]:
+    """The same, of a reply of HGETALL."""
     registrations = []
-    for name, stored in pairs(link.call("HGETALL", keys.consumers)).items():
+    for name, stored in pairs(registered).items():
         try:
             registrations.append(parse(name, stored))
         except ValueError:

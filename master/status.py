@@ -27,6 +27,8 @@ from master.roster import read_left_ms, read_roster, state_of, strangers
 
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
 _MOST_COUNTED = 100_000
+#: Seconds after which looking for a halted ticket's letter ends.
+_LOOK_S = 0.1
 #: How long the state of many sources is good for: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
 
@@ -83,6 +85,13 @@ class StatusReader:
                 self._seen_sources = (now_s(), self._sources.overview())
             return self._seen_sources[1]
 
+    def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
+        """Rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
+        if self._sources is None or self.sources() is None:
+            return [], 0
+        with self._lock:
+            return self._sources.rows(text, start, most)
+
     def consumers(self) -> list[dict[str, Any]]:
         """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: as ``state_of``."""
         with self._lock:
@@ -122,7 +131,14 @@ class StatusReader:
         """A ticket in processing, or None."""
         with self._lock:
             value = self._link.call("HGET", self._keys.tickets, ticket_id)
-        return None if value is None else self.explained([shown(ticket_id.encode(), value)])[0]
+        if value is None:
+            return None
+        row = shown(ticket_id.encode(), value)
+        if row["state"] == "halted":
+            with self._lock:
+                letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
+            row |= {} if letter is None else {"dead_letter": letter.row()}
+        return row
 
     def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is among the newest."""

@@ -23,8 +23,10 @@ from master.policy.stuck import fence_ms
 
 #: One call looks at so many entries, or records of executions: a millisecond or so of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
-#: A piece of searching takes about so long, and finds about so many events.
-_PIECE_S, _PIECE_EVENTS = 0.1, 200
+#: A piece of searching one stream takes about so long, the first one of a ticket and any other; and finds about so many events.
+_FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.1, 200
+#: Seconds after which looking for tickets by a part of their ids ends.
+_LOOK_S = 0.06
 _LETTERS = 50
 #: Bytes of an entry's fields that are shown without being asked for.
 _SHOWN = 4_096
@@ -50,12 +52,14 @@ class TicketStory:
         self._letters = DeadLetters(link, keys)  # this too
         self._lock = threading.Lock()
 
-    def story(self, ticket_id: str, back: str | None = None, known: Sequence[str] = ()) -> Story:
-        """One piece; ``known``: entries that the first one tells, however old. Raises ValueError when ``back`` is none that a piece gave."""
+    def story(self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None) -> Story:
+        """One piece. ``known``: entries that the first one tells, however old; ``held``: who has the ticket now, under which fence. Raises ValueError
+        when ``back`` is none that a piece gave."""
         entries_from, runs_from = _parse_back(back)
         ticket = ticket_id.encode()
+        piece_s = _PIECE_S if back else _FIRST_S
         events = [] if back else self._letters_of(ticket)
-        ends_s = time.monotonic() + _PIECE_S
+        ends_s = time.monotonic() + piece_s
         reached = []
         if entries_from != END:
             ids, entries_from = self._find("entries", entries_from, (self._field, ticket), ends_s)
@@ -64,10 +68,12 @@ class TicketStory:
             reached.append(entries_from)
         if runs_from != END:
             text = orjson.dumps(ticket_id)
-            records, runs_from = self._find("runs", runs_from, (text,), ends_s + _PIECE_S)
+            records, runs_from = self._find("runs", runs_from, (text,), ends_s + piece_s)
             events += [_ran(run) for record in records for run in decode(record) if run.ticket == ticket_id]
             reached.append(runs_from)
         events += _hand_overs([event for event in events if event["event"] == "ran"])
+        if held is not None and not back and all(event.get("fence") != held[1] for event in events):
+            events.append(_handed(fence_ms(held[1]), *held))  # nothing of it has ended yet
         events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
         more = entries_from != END or runs_from != END
         times = [_ms(one.removeprefix("(").encode()) for one in reached if one != END]
@@ -90,7 +96,7 @@ class TicketStory:
     def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
         """The newest letters of the ticket, as far as one piece goes."""
         with self._lock:
-            found = self._letters.where("ticket", ticket, _LETTERS, _PIECE_S).letters
+            found = self._letters.where("ticket", ticket, _LETTERS, _FIRST_S).letters
         rows = [letter.row() for letter in found]
         return [{"event": "dead_letter", "ms": row["written_ms"], "letter": row, "message_id": row["message_id"]} for row in rows]
 
@@ -106,19 +112,22 @@ class TicketStory:
         named = None if ticket is None else ticket.decode(errors="replace")
         return {"message_id": message_id, "ticket_id": named, "fields": pairs, "field_count": len(flat) // 2, "bytes": sum(map(len, flat))}
 
-    def containing(self, text: str, most: int) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Tickets in processing whose id has ``text`` in it, with their records; and whether all were looked at."""
+    def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
+        """Tickets in processing whose id has ``text`` in it, about ``most``, with their records; and where to look on, None at the end."""
         pattern = b"*" + b"".join(b"\\" + bytes([one]) if one in b"*?[]^-\\" else bytes([one]) for one in text.encode()) + b"*"
-        cursor, ends_s = b"0", time.monotonic() + _PIECE_S
+        ends_s = time.monotonic() + _LOOK_S
         found: dict[bytes, bytes] = {}
+        count = most
         while True:
             with self._lock:
-                cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", 1000)
+                reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
+            count = most if flat else 1000  # the fewer there are, the more are looked at at once
             found.update(zip(flat[::2], flat[1::2], strict=True))
-            if cursor == b"0":
-                return list(found.items())[:most], len(found) <= most
+            cursor = bytes(reply).decode()
+            if cursor == "0":
+                return list(found.items()), None
             if len(found) >= most or time.monotonic() > ends_s:
-                return list(found.items())[:most], False
+                return list(found.items()), cursor
 
     def close(self) -> None:
         self._link.close()
@@ -156,10 +165,11 @@ def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         known = first.setdefault(run["fence"], run)
         if run["began_ms"] < known["began_ms"]:
             first[run["fence"]] = run
-    return [
-        {"event": "handed", "ms": min(fence_ms(fence), run["began_ms"]), "message_id": "", "owner": run["owner"], "fence": fence}
-        for fence, run in first.items()
-    ]
+    return [_handed(min(fence_ms(fence), run["began_ms"]), run["owner"], fence) for fence, run in first.items()]
+
+
+def _handed(ms: int, owner: str, fence: int) -> dict[str, Any]:
+    return {"event": "handed", "ms": ms, "message_id": "", "owner": owner, "fence": fence}
 
 
 def _shown(value: bytes) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from common.errors import RedisTrouble
 from common.keys import Keys, LogKeys
@@ -49,12 +50,11 @@ class Trimming:
         """Who needs what, now."""
         stream, log_keys = self._keys.stream, self._log_keys
         span = span_of(self._link, stream)
-        groups = [self._group(facts) for facts in map(pairs, self._link.call("XINFO", "GROUPS", stream))] if span is not None else []
-        noted = pairs(self._link.call("HGETALL", log_keys.checkpoints))
-        checkpoints = [_checkpoint(name.decode("utf-8", "backslashreplace"), value) for name, value in sorted(noted.items())]
-        kept = pairs(self._link.call("HGETALL", log_keys.groups))
-        saved = [SavedPosition(name.decode("utf-8", "backslashreplace"), _id_or_zero(value)) for name, value in sorted(kept.items())]
-        return StreamFacts(span, groups, checkpoints, self._link.call("GET", log_keys.archived), saved)
+        commands = [("HGETALL", log_keys.checkpoints), ("HGETALL", log_keys.groups), ("GET", log_keys.archived)]
+        noted, kept, archived, *groups = self._link.all_of([*commands, *([("XINFO", "GROUPS", stream)] if span is not None else ())])
+        checkpoints = [_checkpoint(name.decode("utf-8", "backslashreplace"), value) for name, value in sorted(pairs(noted).items())]
+        saved = [SavedPosition(name.decode("utf-8", "backslashreplace"), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())]
+        return StreamFacts(span, self._groups([pairs(one) for reply in groups for one in reply]), checkpoints, archived, saved)
 
     def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yields how many went. Whole nodes of the stream only: up to some hundred entries stay.
@@ -97,13 +97,12 @@ class Trimming:
         """Remove what the archive has noted; whether there was something. The next `usher audit archive` notes it again."""
         return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
 
-    def _group(self, facts: dict[bytes, object]) -> GroupNeeds:
-        name = facts[b"name"]
-        assert isinstance(name, bytes)
-        delivered = facts[b"last-delivered-id"]
-        assert isinstance(delivered, bytes)
-        oldest = self._link.call("XPENDING", self._keys.stream, name, "-", "+", 1)
-        return GroupNeeds(name.decode("utf-8", "backslashreplace"), delivered, oldest[0][0] if oldest else None)
+    def _groups(self, found: list[dict[bytes, Any]]) -> list[GroupNeeds]:
+        oldest = self._link.all_of([("XPENDING", self._keys.stream, facts[b"name"], "-", "+", 1) for facts in found])
+        return [
+            GroupNeeds(facts[b"name"].decode("utf-8", "backslashreplace"), facts[b"last-delivered-id"], first[0][0] if first else None)
+            for facts, first in zip(found, oldest, strict=True)
+        ]
 
 
 class Trimmer(Service):

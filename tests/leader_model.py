@@ -452,7 +452,7 @@ class Leader:
 
     def reconcile(self, quiet_s: float = 0.0) -> None:
         """Read the records of all tickets that nobody reported on for a while."""
-        self.read_records(self.board.quiet_since(self.now_s - quiet_s + 1e-9, 500))
+        self.read_records(self.board.quiet_since(self.now_s - quiet_s + 1e-9))
 
     def hand_over(self, limit: int = 1000) -> HandOverPlan | None:
         """One plan, carried out."""

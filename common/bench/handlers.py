@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from common.bench.recording import record
+from common.errors import RetryLater
 
 #: Folder that ``timed`` writes to; `usher bench latency` sets it.
 FOLDER_VARIABLE = "USHER_BENCH_FOLDER"
@@ -22,6 +23,9 @@ DUE_FIELD = "due_ns"
 HOT_TICKET = b"HOT"
 #: What the tickets of messages begin with that are not measured: while those come, the master begins to lead and all is done a first time.
 WARM = b"warm"
+
+#: What the tickets of `usher bench page` begin with that are tried again tomorrow.
+WAITING = b"waiting"
 
 #: How long ``sleeping`` takes.
 SLEEP_S = 0.01
@@ -47,6 +51,12 @@ def sleeping(_message: Any) -> None:
 def computing(_message: Any) -> None:
     """About a millisecond of work for the interpreter."""
     sum(number * number for number in range(15_000))
+
+
+def waiting(message: Any) -> None:
+    """Do nothing, but for some tickets."""
+    if message.ticket.startswith(WAITING):
+        raise RetryLater(86_400)
 
 
 def timed(message: Any) -> None:

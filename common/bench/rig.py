@@ -24,7 +24,7 @@ from common.streams import TicketStream
 
 STREAM, GROUP = "bench", "bench_group"
 _POLL_S = 0.005
-_READY_S = 30.0
+_READY_S = 60.0
 #: The leader key of nobody: masters stand by until it is deleted, so that all consumers are there when the clock starts.
 _HOLD = "1 bench nobody"
 
@@ -68,11 +68,12 @@ class Rig:
 
     # ---- programs ------------------------------------------------------------------------------------------------------------
 
-    def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
-        """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``."""
+    def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> list[str]:
+        """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``. Returns the master's URL."""
         self.hold()
-        self.begin(1, consumers, handler, environ, pause_s=0.5)
+        urls = self.begin(1, consumers, handler, environ, pause_s=0.5)
         self.wait_until_registered()
+        return urls
 
     def wait_until_registered(self) -> None:
         """Until all consumers are."""
@@ -102,6 +103,10 @@ class Rig:
     def hold(self) -> None:
         """Let no master lead; one that does loses the lead."""
         self.link.call("SET", self.keys.leader, _HOLD)
+
+    def send_meanwhile(self, rate: float) -> None:
+        """Made-up incidents, ``rate`` a second, from a process of its own until the end."""
+        self._start("sender", ["send", "--simulate", "1000000000", "--rate", str(rate)], {})
 
     def release(self) -> None:
         """Let the master lead."""
@@ -162,7 +167,8 @@ class Rig:
         """CPU seconds so far of master, consumers (sum) and Redis."""
         seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
         for name, program in self._programs.items():
-            seconds["master" if name.startswith("master") else "consumers"] += machine.cpu_seconds(program.pid)
+            if name != "sender":
+                seconds["master" if name.startswith("master") else "consumers"] += machine.cpu_seconds(program.pid)
         return seconds
 
     def rss(self) -> dict[str, float]:

@@ -35,6 +35,7 @@ _ELSEWHERE = {
     "audit": "master.commands.bench_audit:audit",
     "compare": "common.commands.bench_compare:compare",
     "consumers": "common.commands.bench_consumers:consumers",
+    "page": "common.commands.bench_page:page",
 }
 
 
@@ -214,7 +215,7 @@ def _show_router(document: dict[str, Any]) -> None:
         cells = ["" if run[name] is None else f"{run[name]:,}" for name in ("formula_ms", "connections", "bytes_per_subscription")]
         costs = (f"{cpu['router']} {cpu['redis']}", f"{idle['router']} {idle['redis']}")
         shown.add_row(f"{run['streams']:,}", run["mode"].removesuffix("-driven"), *times, *cells, *costs)
-    _print_table(shown, document["machine"])
+    print_table(shown, document["machine"])
     click.echo("bound: what the portable mode promises; links: connections; bytes: memory per subscription; CPU, idle: router, Redis")
 
 
@@ -260,10 +261,10 @@ def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str
     for number, one in enumerate(document["runs"], 1):
         shown.add_row(str(number), *(f"{one[name]:,}" for name in headline), "  ".join(f"{who} {spent}" for who, spent in one["cpu_seconds"].items()))
     shown.add_row("median", *(f"{document[name]:,}" for name in headline), "", style="bold")
-    _print_table(shown, document["machine"])
+    print_table(shown, document["machine"])
 
 
-def _print_table(shown: Table, facts: dict[str, Any]) -> None:
+def print_table(shown: Table, facts: dict[str, Any]) -> None:
     console = Console()
     console.print(shown)
     console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)

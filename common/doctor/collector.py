@@ -33,7 +33,7 @@ _SETTINGS = (
 )
 _SENTINEL_CHANNEL = "__sentinel__:hello"
 #: How long Redis' clock is watched beside ours.
-_WATCH_S = 0.2
+_WATCH_S = 0.1
 #: Pending entries that are looked at for the longest idle one.
 _MOST_IDLE = 100
 

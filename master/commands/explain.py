@@ -31,8 +31,9 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
     if as_json:
         print_json(document)
         return
-    shown = [(entry["id"], entry["state"], str(entry["attempt"] or ""), entry["behind"] or "") for entry in document["entries"][:_MOST_SHOWN]]
-    click.echo(_printable(f"{ticket_id}: {document['state']}"))
+    entries = document["entries"][:_MOST_SHOWN]
+    shown = [(entry["id"], entry["state"].replace("_", " "), str(entry["attempt"] or ""), entry["behind"] or "") for entry in entries]
+    click.echo(_printable(f"{ticket_id}: {document['state'].replace('_', ' ')}"))
     for sentence in document["sentences"]:
         click.echo(_printable(f"  {sentence}"))
     if shown:

@@ -13,6 +13,7 @@ import click
 from common.keys import Keys
 from common.redis_client import Link
 from common.settings import CommonSettings
+from common.source_status import SourcesReader
 from master.actions import ActionLog, By
 from master.commands.looking import configured, print_json
 from master.explainer import Explainer
@@ -36,7 +37,10 @@ class Desk(NamedTuple):
 def desk(flags: dict[str, Any]) -> Iterator[Desk]:
     """Raises as ``configured``."""
     with configured(flags, "operator") as (settings, link, keys):
-        explainer = Explainer(link, keys, settings.work_ticket_field, int(settings.lease_seconds * 1000))
+        reader = None if settings.sources is None else SourcesReader(link, keys, settings.sources)
+        gathering = (lambda: None) if reader is None else reader.overview
+        lease_ms = int(settings.lease_seconds * 1000)
+        explainer = Explainer(link, keys, settings.work_ticket_field, lease_ms, sources=gathering, by_stream=settings.by_stream)
         yield Desk(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
 
 

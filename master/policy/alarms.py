@@ -26,7 +26,7 @@ class Alarm(NamedTuple):
 
 def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
     """Of a snapshot of the pulse. One that says that all is well, when nothing else is to be said."""
-    found = [*_of_programs(seen), *_of_tickets(seen), *_of_flow(seen)]
+    found = [*_of_programs(seen), *_of_tickets(seen), *_of_rules(seen), *_of_flow(seen)]
     return sorted(found, key=lambda one: one.level != BAD) or [Alarm(OK, _calm(seen), "")]
 
 
@@ -61,6 +61,11 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
         found.append(Alarm(BAD if acts else WARN, text, first["href"]))
     return found
+
+
+def _of_rules(seen: Mapping[str, Any]) -> list[Alarm]:
+    """A rule for all tickets is easily forgotten."""
+    return [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:

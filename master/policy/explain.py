@@ -46,7 +46,7 @@ def _owned(facts: Facts, owner: OwnerFacts) -> Explanation:
     run = next((entry for entry in told.values() if entry.state == "running"), None) or head
     state, reason, waits_for, until_ms = _doing(facts, owner, run)
     reasons = [reason, *_lease(facts, owner), *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"")]
-    if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread:
+    if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         reasons += _later(facts)
     return Explanation(facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, tuple(_rule_commands(facts)))
 
@@ -60,7 +60,8 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             return "handed_over", Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"), name, 0
-        return "handed_over", Reason("owner_silent", f"{text}; {name} did not say whether it runs"), name, 0
+        silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
+        return "handed_over", Reason("owner_silent", f"{text}; {silent}"), name, 0
     attempt = f"attempt {run.attempt}" + (f" of {facts.told.max_attempts}" if facts.told is not None and facts.told.max_attempts else "")
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
@@ -78,7 +79,7 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
 def _lease(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
-        text = f"{owner.name} is draining: it starts nothing more of it and gives back what does not run; its lease ends in {ends} otherwise"
+        text = f"consumer {owner.name} is draining: it starts nothing more of it and gives back what does not run; its lease ends in {ends} otherwise"
         yield Reason("owner_draining", text)
     elif owner.state == "revoked":
         text = f"the lease of {owner.name} was revoked, because its health URL was silent: it ends in {ends}, then others get the ticket"
@@ -87,18 +88,18 @@ def _lease(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
         yield Reason("lease", f"the lease of {owner.name} ends in {ends} unless it is renewed")
     if owner.paused is not None:
         why = f": {owner.paused.reason}" if owner.paused.reason else ""
-        text = f"{owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has, what comes later goes to others"
+        text = f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has, what comes later goes to others"
         yield Reason("owner_paused", text)
 
 
 def _lost(facts: Facts, owner: OwnerFacts) -> Explanation:
     first = facts.ids[0] if facts.ids else b"?"
     if facts.leader is None:
-        return _stuck(facts, "recovering", Reason("owner_lost", f"{owner.name} died with {_id(first)}: its lease has ended"), _no_leader())
+        return _stuck(facts, "recovering", Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended"), _no_leader())
     by = f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new fence"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     until = facts.now_ms + facts.lease_ms
-    text = f"{owner.name} died with {_id(first)} (fence {facts.fence}): {by}, in {span(facts.lease_ms)} at the latest{successor}"
+    text = f"consumer {owner.name} died with {_id(first)} (fence {facts.fence}): {by}, in {span(facts.lease_ms)} at the latest{successor}"
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
     return Explanation(facts, "recovering", reasons, tuple(_rows(facts, None)), "its recovery by the leader", until)
 
@@ -141,7 +142,7 @@ def _obstacle(facts: Facts, rule: Rule | None, what: str, where: str) -> tuple[R
     if not facts.has_group:
         return Reason("no_group", "the consumer group is not there: the leader makes it again, where it was"), "the group", 0
     if crowd.all == 0:
-        return Reason("no_consumers", f"{what} waits for a consumer: none is registered and alive"), "a consumer", 0
+        return Reason("no_consumers", f"{what} waits for a consumer: none is registered and alive (is `usher consumer` running?)"), "a consumer", 0
     if crowd.live == 0:
         told = f"{crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
         text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
@@ -189,7 +190,9 @@ def _halted(facts: Facts) -> Explanation:
     )
     if facts.leader is None:
         reasons.append(_no_leader())
-    return Explanation(facts, "halted", tuple(reasons), tuple(_rows(facts, None)), "an operator: redrive or drop its dead letter", 0, commands)
+    reasons += [Reason("rule_too", f"a rule holds too, also after that: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    ways = (*commands, *_rule_commands(facts))
+    return Explanation(facts, "halted", tuple(reasons), tuple(_rows(facts, None)), "an operator: redrive or drop its dead letter", 0, ways)
 
 
 def _ending(facts: Facts) -> Explanation:
@@ -210,12 +213,19 @@ def _unreadable(facts: Facts) -> Explanation:
 
 
 def _nothing(facts: Facts) -> Explanation:
-    sure = facts.unread_is_exact and facts.parked_is_exact
-    if sure:
-        reasons = [Reason("nothing_to_do", "nothing of it is unread, parked or in processing: whatever came is finished")]
+    sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered
+    if facts.not_gathered:
+        waits = f"{_number(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
+        reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
+    elif sure:
+        ends = ": all that ever came is finished" if facts.last_letter is None else ""
+        reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
     else:
         text = "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind"
         reasons = [Reason("not_looked_through", text)]
+    if facts.by_stream and "/" not in facts.ticket_id:
+        of_streams = "tickets of several streams are told apart by the stream here: ask for STREAM/ID"
+        reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
     letter = facts.last_letter
     commands: tuple[tuple[str, str], ...] = ()
     if letter is not None:
@@ -249,7 +259,9 @@ def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
     count = len(waiting) + max(0, hidden)
     if not count:
         return
-    exact = "" if facts.parked_is_exact and facts.unread_is_exact and (facts.board is None or facts.board.has_all) else "at least "
+    # What Redis was asked for is all there is, unless memory knows of more.
+    parked_is_exact = facts.parked_is_exact if hidden <= 0 else facts.board is not None and facts.board.has_all
+    exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
     if count == 1 and waiting:
         yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")
     else:

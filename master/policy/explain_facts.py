@@ -132,6 +132,8 @@ class Facts:
     letter: DeadLetter | None = None  # what the halted ticket waits for
     last_letter: DeadLetter | None = None  # its newest one
     lease_ms: int = 10_000  # the life of a consumer's lease
+    not_gathered: int = 0  # entries of all sources, of a work stream
+    by_stream: bool = False  # tickets of a work stream are called STREAM/ID
 
 
 @dataclass(frozen=True)

@@ -280,16 +280,10 @@ class Holdings:
             consumer.tickets.pop(ticket.name, None)
             self._lighter(consumer, running)
 
-    def quiet_since(self, limit_s: float, most: int) -> list[bytes]:
+    def quiet_since(self, limit_s: float) -> list[bytes]:
         """Tickets in processing or halted, last compared with the index before ``limit_s``: reports and news of theirs may have been lost."""
-        found: list[bytes] = []
-        for ticket in self.tickets.values():
-            is_held = (ticket.running and ticket.standing is Standing.OPEN) or ticket.standing is Standing.HALTED
-            if is_held and ticket.compared_s < limit_s:
-                found.append(ticket.name)
-                if len(found) >= most:
-                    break
-        return found
+        old = [ticket for ticket in self.tickets.values() if ticket.compared_s < limit_s]
+        return [one.name for one in old if one.standing is Standing.HALTED or (one.running and one.standing is Standing.OPEN)]
 
     # ---- tickets that wait for an operator, and after it ---------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from common.message import ticket_text
 from common.registration import name_of
 from common.stream_id import rank
 from master.policy.plans import HALTED, RETURNED, TAIL
+from master.policy.rules import Action, Rule, Rulebook
 
 #: A head that has stood still for less is not told: at full speed there is always an oldest one.
 STUCK_MS = 5_000
@@ -32,12 +33,13 @@ class Head(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move, and parked by ticket."""
+    """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move, parked by ticket, live rules."""
 
     attempts: Mapping[bytes, int]
     states: Mapping[str, str]
     moved_ms: Mapping[bytes, int]
     parked: Mapping[bytes, int]
+    rules: Rulebook = Rulebook()
 
 
 def parse_head(ticket: bytes, value: bytes) -> Head | None:
@@ -83,7 +85,7 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
                 "since_ms": now_ms - still_ms,
                 "behind": max(0, head.size - 1 + seen.parked.get(head.ticket, 0)),
                 "attempts": attempts,
-                **_told(head, seen.states, attempts),
+                **_told(head, seen.states, attempts, seen.rules.of(head.ticket)),
             }
         )
         if len(rows) == most:
@@ -91,10 +93,12 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
     return rows
 
 
-def _told(head: Head, states: Mapping[str, str], attempts: int) -> dict[str, str]:
+def _told(head: Head, states: Mapping[str, str], attempts: int, rule: Rule | None) -> dict[str, str]:
     """State, consumer and one sentence. A ticket's own page explains the rest."""
     if not head.owner:
-        return {"state": "parked", "consumer": "", "why": "is parked: no consumer has it"}
+        if rule is not None and rule.action is Action.PAUSE:
+            return {"state": "paused", "consumer": "", "why": rule.told()}
+        return {"state": "parked", "consumer": "", "why": "is parked: no consumer has it" + (f"; {rule.told()}" if rule is not None else "")}
     if head.owner == HALTED:
         return {"state": "halted", "consumer": "", "why": "halted by a dead letter; waits for a redrive or a drop"}
     if head.owner == RETURNED:

@@ -14,6 +14,7 @@ from common.credentials import Identity, Role
 from common.errors import NotNow
 from common.live_sockets import LiveSockets
 from common.redis_client import Link
+from common.sources import Sources
 from master.actions import ActionLog
 from master.bulk_letters import BulkLetters
 from master.dead_letters import DeadLetters, Outcome
@@ -37,15 +38,15 @@ _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'sel
 class Site:
     """The page, with a pulse whose turns are the test's."""
 
-    def __init__(self, world: World, **tokens: Identity) -> None:
+    def __init__(self, world: World, sources: Sources | None = None, **tokens: Identity) -> None:
         link, keys = world.link, world.keys
         self.sockets = LiveSockets(10)
         self.pulse = Pulse(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: 0)
         self.bulk = BulkLetters(DeadLetters(link, keys))
         operations = Operations(keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS))
-        story, facts = TicketStory(link, keys, "ticket_id"), SystemFacts(Link(link.url, "facts"), keys, LEASE_MS)
+        story, facts = TicketStory(link, keys, "ticket_id"), SystemFacts(Link(link.url, "facts"), keys, LEASE_MS, sources)
         self._facts = facts
-        port = PagePort(self.pulse, StatusReader(link, keys), story, DeadLetters(link, keys), self.bulk, facts, operations)
+        port = PagePort(self.pulse, StatusReader(link, keys, sources), story, DeadLetters(link, keys), self.bulk, facts, operations)
         self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
         add_pages(self.app, port)
         self.client = Client(self.app)

@@ -131,7 +131,7 @@ def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(pulse: Pulse, 
     world.join("a")
     pulse.run_once()
     assert [reader.next("overview")["living"] for reader in readers] == [1] * 20
-    assert [row["name"] for row in consumers.next("consumers")["rows"] or consumers.next("consumers")["rows"]] == ["a"]
+    assert [row["state"] for row in consumers.next("consumers")["rows"] or consumers.next("consumers")["rows"]] == ["live"]
     told = dict(pulse._sent)
     pulse.run_once()
     pulse.run_once()

@@ -42,7 +42,7 @@ def test_an_owner_goes_on_living_and_acknowledging(world: World) -> None:
     world.link.call("HSET", world.keys.attempts, first, 1)
     world.make_idle(a.incarnation, LEASE_MS, second)
     with _full(world):
-        assert a.steps.renew(2 * LEASE_MS) == ("live", 1)
+        assert a.steps.renew(2 * LEASE_MS) == ("live", 1, b"")
         assert a.steps.ack({b"T": [first]}, b"run", 100).done == {b"T": [first]}
         assert a.steps.dead_letter(_letter(second)) is Buried.OK
         assert a.steps.ack({b"T": [third, fourth]}, b"run", 100).done == {b"T": [third, fourth]}

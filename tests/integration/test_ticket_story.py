@@ -50,7 +50,16 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(wo
     assert story.story(T.decode()).events[0]["event"] == "dead_letter"
 
 
+def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, story: TicketStory) -> None:
+    world.send(T, b"5000-1")
+    held = ("a:1", 7000 * 1024)
+    assert [(one["event"], one["ms"]) for one in story.story(T.decode(), held=held).events] == [("handed", 7000), ("sent", 5000)]
+    log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000))
+    assert [one["event"] for one in story.story(T.decode(), held=held).events] == ["ran", "handed", "sent"]
+
+
 def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_story, "_FIRST_S", 0.0)
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
     monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 2)
     [old] = world.send(T, b"5-1")
@@ -61,6 +70,7 @@ def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(world: World, 
 
 
 def test_a_long_story_comes_in_pieces_that_are_all_of_it(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_story, "_FIRST_S", 0.0)
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
     monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 7)
     monkeypatch.setattr(ticket_story, "_RUNS_AT_ONCE", 3)
@@ -102,8 +112,8 @@ def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World
         world.owned(leader, a, ticket)
 
     def found(text: str) -> set[bytes]:
-        pairs, whole = story.containing(text, 100)
-        assert whole
+        pairs, following = story.containing(text, 100)
+        assert following is None
         assert all(shown(*pair)["state"] == "processing" for pair in pairs)
         return {ticket for ticket, _ in pairs}
 
@@ -112,4 +122,16 @@ def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World
     assert found("?b[c") == {b"a?b[c]"}
     assert found("*[x]") == {T}
     assert found("nothing") == set()
-    assert story.containing("T", 1)[1] is False
+
+
+def test_of_many_tickets_about_as_many_are_found_as_were_asked_for_and_the_rest_from_there_on(world: World, story: TicketStory) -> None:
+    world.apart_because = "the index is made up"
+    every = {b"T%d" % number: b"a:1 1 %d-1" % number for number in range(2000)}
+    world.link.pipeline([("HSET", world.keys.tickets, ticket, record) for ticket, record in every.items()])
+    found: dict[bytes, bytes] = {}
+    cursor: str | None = "0"
+    while cursor is not None:
+        some, cursor = story.containing("T", 100, cursor)
+        assert len(some) < 300
+        found.update(some)
+    assert found == every

@@ -195,7 +195,6 @@ class TestRecords:
         board.set_record(b"L", b"c2:1", 7, ids(99), 0.0)
         board.lose("c2:1")
         arrive(board, b"P", 100)
-        assert board.quiet_since(3.0, 500) == [b"T0", b"T1", b"T2"]
-        assert board.quiet_since(3.0, 2) == [b"T0", b"T1"]
+        assert board.quiet_since(3.0) == [b"T0", b"T1", b"T2"]
         board.acknowledged("c1:1", b"T0", ids(55))
-        assert board.quiet_since(1.0, 500) == [b"T0"], "a report that freed nothing tells nothing"
+        assert board.quiet_since(1.0) == [b"T0"], "a report that freed nothing tells nothing"

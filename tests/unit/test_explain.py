@@ -61,15 +61,16 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "its owner does not answer": (
         *(owned(told=False, attempts={A: Attempts(2, 1)}), "handed_over", "owner_silent"),
-        f"12-0 was handed over to c3 50 s ago (fence {FENCE}, 2 starts of it before); c3 did not say whether it runs",
+        f"12-0 was handed over to c3 50 s ago (fence {FENCE}, 2 starts of it before); c3 did not say whether it runs: if it is dead, others "
+        "get the ticket once its lease has ended",
     ),
     "its owner is dead": (
         *(owned(owner=replace(OWNER, state="", successor="c3:8")), "recovering", "owner_lost"),
-        f"c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first, and hands them over anew under a new "
-        "fence, in 10 s at the latest; c3:8 has its name now and gets the ticket first",
+        f"consumer c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first, and hands them over anew under "
+        "a new fence, in 10 s at the latest; c3:8 has its name now and gets the ticket first",
     ),
     "its owner is dead, and nobody leads": (
-        *(owned(owner=replace(OWNER, state=""), leader=None), "recovering", "owner_lost", "c3 died with 12-0: its lease has ended"),
+        *(owned(owner=replace(OWNER, state=""), leader=None), "recovering", "owner_lost", "consumer c3 died with 12-0: its lease has ended"),
     ),
     "parked, about to go": (ticket(parked=(A,)), "parked", "about_to_move", "12-0 is handed over within moments by the leader http://m1"),
     "parked, nobody leads": (
@@ -78,7 +79,7 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "parked, no consumer": (
         *(ticket(parked=(A,), crowd=Crowd()), "parked", "no_consumers"),
-        "12-0 waits for a consumer: none is registered and alive",
+        "12-0 waits for a consumer: none is registered and alive (is `usher consumer` running?)",
     ),
     "parked, all drain": (
         *(ticket(parked=(A,), crowd=Crowd(draining=2, paused=1)), "parked", "none_accepts"),
@@ -137,7 +138,11 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
         "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until it is repaired or deleted",
     ),
-    "idle": (ticket(), "idle", "nothing_to_do", "nothing of it is unread, parked or in processing: whatever came is finished"),
+    "idle": (ticket(), "idle", "nothing_to_do", "nothing of it is unread, parked or in processing: all that ever came is finished"),
+    "not gathered": (
+        *(ticket(not_gathered=1, by_stream=True), "not_found", "not_gathered"),
+        "nothing of it is in the work stream; 1 entry waits in the ticket streams to be gathered, and some may be of it",
+    ),
     "not found": (
         *(ticket(unread_is_exact=False), "not_found", "not_looked_through"),
         "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
@@ -164,15 +169,16 @@ class TestWhatElseIsSaid:
         assert "17-0 waits behind 12-0" in self.sentences(owned(RUNS))
         assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,)))
         assert "at least 2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), parked_is_exact=False))
+        assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), board=BoardFacts("open", 1, False)))
         more = owned(RUNS, board=BoardFacts("open", 70, False))
         assert "at least 71 wait behind 12-0, the next is 17-0" in self.sentences(more)
 
     def test_what_becomes_of_the_owner(self) -> None:
         assert "the lease of c3 ends in 4 s unless it is renewed" in self.sentences(owned(RUNS))
-        assert any(told.startswith("c3 is draining: ") for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="draining"))))
+        assert any(told.startswith("consumer c3 is draining: ") for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="draining"))))
         assert any("was revoked" in told for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="revoked"))))
         told = self.sentences(owned(RUNS, owner=replace(OWNER, paused=PAUSE)))
-        assert "c3 was drained by alice: maintenance: it finishes what it has, what comes later goes to others" in told
+        assert "consumer c3 was drained by alice: maintenance: it finishes what it has, what comes later goes to others" in told
 
     def test_why_the_rest_stays_parked(self) -> None:
         full = owned(RUNS, parked=(C,), board=BoardFacts("open", 5, True, True))
@@ -180,11 +186,21 @@ class TestWhatElseIsSaid:
         paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
         expected = "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"
         assert expected in self.sentences(paused)
+        assert expected in self.sentences(owned(RUNS, rules=(PAUSE,))), "who has paused a ticket is told what goes on all the same"
 
     def test_the_way_out_of_a_halt(self) -> None:
         told = explain(replace(ticket(kind="halted", ids=(A,)), ticket_id="two words"))
         commands = [command for _, command in told.commands]
         assert commands == ["usher dead redrive --all --ticket 'two words'", "usher dead drop --all --ticket 'two words'"]
+
+    def test_of_several_streams_it_is_said_what_their_tickets_are_called(self) -> None:
+        expected = "tickets of several streams are told apart by the stream here: ask for STREAM/ID, such as shop:3/T"
+        assert expected in self.sentences(ticket(by_stream=True))
+        assert expected not in self.sentences(replace(ticket(by_stream=True), ticket_id="shop:3/T"))
+
+    def test_a_halted_ticket_may_be_paused_too(self) -> None:
+        told = explain(ticket(kind="halted", ids=(A,), rules=(PAUSE,)))
+        assert (told.reasons[-1].code, told.commands[-1][1]) == ("rule_too", "usher rules lift 71f1")
 
     def test_what_is_finished_may_have_left_a_letter(self) -> None:
         told = explain(ticket(last_letter=replace(LETTER, policy="skip")))

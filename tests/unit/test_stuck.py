@@ -8,6 +8,7 @@ import pytest
 
 from master.policy.alarms import alarms
 from master.policy.plans import HALTED, RETURNED, TAIL
+from master.policy.rules import Action, Rule, Rulebook, Target
 from master.policy.stuck import STUCK_MS, Head, Seen, oldest, parse_head, stuck_rows
 
 _NOW = 1_000_000_000
@@ -67,6 +68,14 @@ def test_whoever_has_it_is_said(owner: bytes, state: str, why: str) -> None:
     assert why in row["why"]
 
 
+def test_what_a_rule_parks_is_told_with_the_rule() -> None:
+    rule = Rule(Target.PATTERN, "T*", Action.PAUSE, who="alice", reason="stop", id="r1")
+    [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=Rulebook([rule])))
+    assert (row["state"], row["why"]) == ("paused", "paused by alice: stop (rule r1, pattern T*)")
+    [row] = rows(head(), seen=_SEEN._replace(rules=Rulebook([rule])))
+    assert row["state"] == "stuck", "what its owner has goes on"
+
+
 def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
     first, second = head(b"A", sent_ms=_NOW - 90_000, size=3), head(b"B", sent_ms=_NOW - 100_000)
     told = rows(first, second, seen=_SEEN._replace(parked={b"A": 10}))
@@ -78,7 +87,7 @@ def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
 def snapshot(**more: Any) -> dict[str, Any]:
     consumers = {"live": 2, "paused": 0, "draining": 0, "revoked": 0, "lost": 0} | more.pop("consumers", {})
     calm = {"time_ms": _NOW, "leader_url": "http://m", "halted": 0, "lag": 0, "lag_is_exact": True, "oldest_ms": None, "dead_letters": 0}
-    return calm | {"has_group": True, "stuck": [], "stuck_most": 50, "consumers": consumers} | more
+    return calm | {"has_group": True, "broad_rules": [], "stuck": [], "stuck_most": 50, "consumers": consumers} | more
 
 
 def told(**more: Any) -> list[tuple[str, str]]:
@@ -102,6 +111,10 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
         ("warn", "1 consumer lost; what they had is taken back"),
     ]
     assert told(lag=5000, oldest_ms=_NOW - 90_000) == [("warn", "The consumers are behind: 5,000 messages are unread")]
+
+
+def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
+    assert told(broad_rules=["paused by alice (rule r1, everything)"]) == [("warn", "All tickets are paused by alice (rule r1, everything)")]
 
 
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:

@@ -17,7 +17,7 @@ from common.web_auth import CSRF_FIELD, csrf_token, doorman, local_path, needs
 from master.web.pages.actions import action_routes
 from master.web.pages.notes import Notes
 from master.web.pages.port import PagePort
-from master.web.pages.text import FILTERS, spark, ticket_url
+from master.web.pages.text import FILTERS, number, spark, ticket_url
 from master.web.pages.views import view_routes
 
 _POLICY = (
@@ -131,7 +131,7 @@ def _common(port: PagePort, notes: Notes) -> dict[str, Any]:
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
     seen = port.pulse.last if may_look else {}
-    counts = {"letters": seen.get("dead_letters", 0), "overview": len(seen.get("stuck", ()))}
+    counts = _counts(seen)
     theme = request.cookies.get("usher_theme")
     return {
         "role": role.value,
@@ -139,12 +139,20 @@ def _common(port: PagePort, notes: Notes) -> dict[str, Any]:
         "may_look": may_look,
         "may_act": role.may(Role.OPERATOR),
         "signed_in": may_look and bool(csrf_token()) and doorman().asks,
-        "nav": [(name, href, label, counts.get(name, 0)) for name, href, label in _NAV],
+        "nav": [(name, href, label, counts.get(name, "")) for name, href, label in _NAV],
         "theme": theme if theme in ("light", "dark") else "",
         "pulse": seen,
         "now_ms": wall_ms(),
         "said": notes.get(request.args.get("said", "")),
     }
+
+
+def _counts(seen: dict[str, Any]) -> dict[str, str]:
+    """What stands behind the names of pages; nothing where there is nothing."""
+    stuck, most = len(seen.get("stuck", ())), seen.get("stuck_most", -1)
+    letters, rules = seen.get("dead_letters"), seen.get("rules")
+    told = {"overview": f"{stuck}{'+' if stuck == most else ''}", "letters": number(letters), "rules": number(rules)}
+    return {name: text for name, text in told.items() if text not in ("0", "-")}
 
 
 def _problem_page(response: Response) -> Response:

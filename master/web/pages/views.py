@@ -27,10 +27,10 @@ STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _ROWS = 100
 _CONSUMERS_ON_A_PAGE = 200
 _ENTRIES = 30
-#: Letters that are counted by error for a page, and groups that are shown.
-_COUNTED, _GROUPS = 2_000, 20
+#: Letters that are shown on a page, those that are counted by error for the first one, and groups that are shown.
+_LETTERS, _COUNTED, _GROUPS = 50, 2_000, 20
 #: Seconds after which looking for letters that fit ends for this page.
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: What a summary has; one of another version may lack some.
@@ -100,13 +100,13 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         if (named := request.args.get("id")) is not None:
             return _ticket_page(port, named)
         asked = request.args.get("q", "").strip()
-        if asked:
-            return _search(port, asked)
         cursor = request.args.get("cursor", "") or "0"
         if not _SCAN_CURSOR.fullmatch(cursor):
             raise Problem(422, "invalid_fields", "the cursor is none that a page gave")
+        if asked:
+            return _search(port, asked, cursor)
         page = port.status.tickets(cursor, _ROWS)
-        return show("tickets.html", "tickets", rows=_aged(page["tickets"]), cursor=page["cursor"], q="", whole=True)
+        return show("tickets.html", "tickets", rows=_aged(page["tickets"]), cursor=page["cursor"], q="")
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
@@ -121,11 +121,11 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         return show("message.html", "tickets", message=found | {"sent_ms": _ms(message_id)}, fields=found["fields"])
 
 
-def _search(port: PagePort, asked: str) -> str:
+def _search(port: PagePort, asked: str, cursor: str) -> str:
     """Everywhere by id: in processing, dead letters, stream."""
     if len(asked.encode()) > _LONGEST_ID:
         raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
-    found, all_seen = port.story.containing(asked, _ROWS)
+    found, following = port.story.containing(asked, _ROWS, cursor)
     rows = _aged([shown(ticket, value) for ticket, value in found])
     letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
     facts: dict[str, Any] = {"letters": letters.letters, "more_letters": letters.cursor is not None, "is_id": bool(STREAM_ID.fullmatch(asked))}
@@ -133,7 +133,7 @@ def _search(port: PagePort, asked: str) -> str:
         found_letter = port.letters.get(asked.encode())
         of_id = [found_letter[0]] if found_letter else port.letters.where("id", asked.encode(), 1, _LOOK_S).letters
         facts |= {"message": port.story.message(asked), "letter": of_id[0].row() if of_id else None}
-    return show("tickets.html", "tickets", q=asked, rows=rows, exact=port.status.ticket(asked), whole=all_seen, cursor=None, **facts)
+    return show("tickets.html", "tickets", q=asked, rows=rows, exact=port.status.ticket(asked), cursor=following, **facts)
 
 
 def _ticket_page(port: PagePort, ticket_id: str) -> str:
@@ -141,7 +141,9 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
         raise Problem(422, "invalid_fields", f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
         explained = port.operations.explain(ticket_id)
-        story = port.story.story(ticket_id, request.args.get("back"), [entry["id"] for entry in explained["entries"]])
+        owner, known = explained["owner"], [entry["id"] for entry in explained["entries"]]
+        held = (owner["incarnation"], explained["fence"]) if owner and explained["fence"] else None
+        story = port.story.story(ticket_id, request.args.get("back"), known, held)
     except ValueError:
         raise Problem(422, "invalid_fields", "back is none that a page gave") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
@@ -171,13 +173,15 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         cursor = request.args.get("before") or None
         if cursor is not None and not STREAM_ID.fullmatch(cursor):
             raise Problem(422, "invalid_fields", "before is no id of a letter")
-        page = port.letters.newest(wanted, None if cursor is None else cursor.encode(), _ROWS // 2, _LOOK_S)
-        counted, preview = port.letters.newest(wanted, None, _COUNTED, _LOOK_S), Preview()
-        preview.add(counted.letters)
-        facts: dict[str, Any] = {"groups": preview.groups[:_GROUPS], "counted": preview.count, "counted_all": counted.cursor is None}
+        # What is shown on the first page is the beginning of what is counted.
+        found = port.letters.newest(wanted, cursor and cursor.encode(), _LETTERS if cursor else _COUNTED, _LOOK_S)
+        rows, preview = found.letters[:_LETTERS], Preview()
+        preview.add(() if cursor else found.letters)
+        page_cursor = rows[-1].id if len(rows) < len(found.letters) else found.cursor
+        facts: dict[str, Any] = {"groups": preview.groups[:_GROUPS], "counted": preview.count, "counted_all": found.cursor is None}
         facts |= {"asked": asked, "is_filtered": any(asked.values()), "ages": AGES, "jobs": port.bulk.jobs[:5], "here": request.full_path.rstrip("?")}
-        following = page.cursor and "/dead-letters?" + urlencode({**{k: v for k, v in asked.items() if v}, "before": page.cursor.decode()})
-        return show("letters.html", "letters", rows=[one.row() for one in page.letters], cursor=page.cursor, next_page=following, **facts)
+        following = page_cursor and "/dead-letters?" + urlencode({**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()})
+        return show("letters.html", "letters", rows=[one.row() for one in rows], next_page=following, **facts)
 
     @views.get("/dead-letters/<letter_id>")
     def letter(letter_id: str) -> str:
@@ -202,7 +206,14 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
 def _add_system(views: Blueprint, port: PagePort) -> None:
     @views.get("/streams")
     def streams() -> str:
-        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams(), sources=port.status.sources())
+        asked, given = request.args.get("source", "")[:_LONGEST_ID], request.args.get("from", "0")
+        if not re.fullmatch("[0-9]{1,6}", given):
+            raise Problem(422, "invalid_fields", "from is none that a page gave")
+        start, sources = int(given), port.status.sources()
+        rows, fitting = port.status.source_rows(asked, start, _ROWS)
+        end = start + len(rows)
+        facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "following": end if end < fitting else None}
+        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams(), sources=sources, **facts)
 
     @views.get("/audit")
     def audit() -> str:

@@ -1,0 +1,150 @@
+"""Pages of a large system: bounded in bytes and in round trips to Redis, and everything is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from common.redis_client import Link
+from common.registration import Registration
+from common.scripts import ScriptRunner
+from common.sources import SHARDS, Sources, shards_of
+from master.pulse import CONSUMERS
+from tests.integration.factories import NO_LOCK, World
+from tests.integration.test_page import Site
+
+_MOST_BYTES = 300_000
+
+
+class Trips:
+    """Round trips of all links."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def of(self, site: Site, path: str) -> int:
+        """Of a GET, which has to be answered and short."""
+        before = self.count
+        answered = site.get(path)
+        assert answered.status_code == 200
+        assert len(answered.data) < _MOST_BYTES, path
+        return self.count - before
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
+    made, send = Trips(), Link._send
+
+    def counted(link: Link, connection: Any, packed: Any) -> None:
+        made.count += 1
+        send(link, connection, packed)
+
+    monkeypatch.setattr(Link, "_send", counted)
+    return made
+
+
+def made(world: World, monkeypatch: pytest.MonkeyPatch, sources: Sources | None = None) -> Iterator[Site]:
+    monkeypatch.setattr("master.pulse.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    site = Site(world, sources)
+    site.pulse._looked_s = 1e18
+    site.pulse.run_once()
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    yield from made(world, monkeypatch)
+
+
+@pytest.fixture
+def gathering(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    yield from made(world, monkeypatch, Sources.parse("shop:*,listed"))
+
+
+def names_in(text: str, pattern: str) -> list[str]:
+    return re.findall(f">({pattern})<", text)
+
+
+def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(gathering: Site, world: World, trips: Trips) -> None:
+    names = [f"shop:{number:03d}" for number in range(300)]
+    link, keys = world.link, world.keys
+    says = {"url": "http://m1", "setting": "shop:*,listed", "sources": 300, "mode": "x", "moved": 0, "troubles": [["shop:far", "before", "why"]]}
+    world.scripts.run("share", (keys.shares,), ("m1", 60_000, SHARDS, orjson.dumps(says)))
+    link.pipeline([("XADD", name, "*", "ticket_id", "42") for name in names for _ in range(2)])
+    for at in range(0, len(names), 100):
+        some = [name.encode() for name in names[at : at + 100]]
+        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *some)
+        ScriptRunner(link).run("gather", script_keys, (keys.group, "m1", "ticket_id", 256, "stream", 1000, 1, *shards_of(some)))
+    link.call("DEL", "shop:007")
+    link.call("SET", "shop:007", "no stream")
+    link.call("XADD", "shop:123", "*", "ticket_id", "42")
+
+    assert trips.of(gathering, "/streams") <= 25
+    first = gathering.get("/streams").text
+    found = names_in(first, r"shop:\d+|listed")
+    assert len(found) == 99, "and shop:far"
+    assert first.index("shop:007") < first.index("shop:far") < first.index("shop:123"), "what needs somebody, then where most waits"
+    assert "not_a_stream" in first
+    assert "before: why" in first
+    assert "1 to 100 of 302" in first
+    second = gathering.get("/streams?from=100").text
+    third = gathering.get("/streams?from=200").text
+    rest = names_in(gathering.get("/streams?from=300").text, r"shop:\d+|listed")
+    every = [*found, *names_in(second, r"shop:\d+|listed"), *names_in(third, r"shop:\d+|listed"), *rest]
+    assert sorted(every) == sorted([*names, "listed"])
+    assert names_in(gathering.get("/streams?source=:29").text, r"shop:\d+|listed") == [f"shop:29{last}" for last in range(10)]
+    assert "None with that in its name" in gathering.get("/streams?source=%3Cb%3E").text
+    assert gathering.get("/streams?from=x").status_code == 422
+    assert "source not_a_stream" in gathering.get("/doctor").text, "the doctor looks at the sources too"
+
+
+def test_a_thousand_consumers_are_paged_and_found_by_name(site: Site, world: World, trips: Trips) -> None:
+    lives = [
+        world.members.register(Registration(f"c{number:04d}", f"{number:032d}", "http://127.0.0.1:1/api/health", 8, 100, NO_LOCK)).registration
+        for number in range(1000)
+    ]
+    world.link.call("DEL", world.keys.lease(lives[777].incarnation))
+    before = trips.count
+    site.pulse.run_once()
+    assert trips.count - before <= 15, "a turn of the pulse asks for all of them at once"
+    assert trips.of(site, "/consumers") <= 2
+    first = site.get("/consumers").text
+    found = names_in(first, r"c\d{4}")
+    assert len(found) == 200
+    assert found[0] == "c0777", "who is lost comes first"
+    pages, text = [found], first
+    while following := re.search(r'href="(/consumers\?[^"]+)" rel="next"', text):
+        text = site.get(following[1].replace("&amp;", "&")).text
+        pages.append(names_in(text, r"c\d{4}"))
+    assert sorted(name for page in pages for name in page) == [one.name for one in lives]
+    assert names_in(site.get("/consumers?name=c099").text, r"c\d{4}") == [f"c099{last}" for last in range(10)]
+    assert trips.of(site, "/") <= 2
+    sent: list[dict[str, Any]] = []
+    site.pulse._watchers[CONSUMERS][object()] = None  # type: ignore[index]
+    site.pulse._send = lambda topic, facts, document: sent.append(document)  # type: ignore[method-assign]
+    site.pulse._tell()
+    assert len(sent[-1]["rows"]) == 1000
+    assert len(str(sent[-1])) < _MOST_BYTES / 2, "what a page of consumers is told every other second"
+
+
+def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: World, trips: Trips) -> None:
+    world.apart_because = "the index is made up"
+    for at in range(0, 100_000, 5000):
+        flat = [part for number in range(at, at + 5000) for part in (b"INC-%d" % number, b"a:1 5 %d-1" % (1000 + number))]
+        world.link.call("HSET", world.keys.tickets, *flat)
+    for _ in range(21):
+        site.pulse.run_once()
+    assert trips.of(site, "/tickets") <= 2
+    assert 90 <= len(names_in(site.get("/tickets").text, r"INC-\d+")) <= 150
+    assert trips.of(site, "/tickets?q=INC-7") <= 150, "it looks for a moment, not for as long as it takes"
+    assert trips.of(site, "/tickets/INC-77777") <= 20
+    assert trips.of(site, "/") <= 2
+    stuck = names_in(site.get("/").text, r"INC-\d+")
+    assert stuck[:3] == ["INC-0", "INC-1", "INC-2"]
+    assert len(stuck) == 50
+    assert ">50+<" in site.get("/").text, "there are more than are shown"

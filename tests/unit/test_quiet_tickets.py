@@ -1,0 +1,46 @@
+"""Whose record is read again, and when."""
+
+from __future__ import annotations
+
+from master.policy.dispatch import Board
+from master.quiet_tickets import PAGE, QuietTickets
+
+
+def board_with(tickets: int) -> Board:
+    """Each with a message that runs since second 0."""
+    board = Board(10)
+    board.join("a:1", "a", 8, 10 * PAGE, True)
+    for number in range(tickets):
+        board.arrive(b"%d-0" % (number + 1), b"T%d" % number)
+    while board.plan(PAGE, 0.0) is not None:
+        pass
+    return board
+
+
+def test_all_of_a_pass_come_page_by_page_with_pauses_in_between() -> None:
+    board, quiet, pages, now = board_with(2 * PAGE + 1), QuietTickets(5.0), list[list[bytes]](), 100.0
+    quiet.begin(now)
+    assert quiet.page(board, now) == ([], False)
+    assert quiet.wait_s(now) == 5.0
+    now += 5.0
+    for is_last in (False, False, True):
+        names, was_all = quiet.page(board, now)
+        pages.append(names)
+        assert was_all is is_last
+        assert quiet.page(board, now) == ([], False), "others have their turn"
+        assert 0 < quiet.wait_s(now) <= (5.0 if is_last else 0.1)
+        now += quiet.wait_s(now)
+    assert [len(page) for page in pages] == [PAGE, PAGE, 1]
+    assert len({name for page in pages for name in page}) == 2 * PAGE + 1
+
+
+def test_a_new_epoch_forgets_whose_turn_it_was() -> None:
+    board, quiet = board_with(PAGE + 1), QuietTickets(5.0)
+    assert len(quiet.page(board, 100.0)[0]) == PAGE
+    quiet.begin(100.0)
+    assert quiet.page(board, 104.9) == ([], False)
+    assert len(quiet.page(board, 105.0)[0]) == PAGE
+
+
+def test_a_pass_without_any_ends_at_once() -> None:
+    assert QuietTickets(5.0).page(Board(10), 100.0) == ([], True)
