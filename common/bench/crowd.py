@@ -101,9 +101,9 @@ class _Member:
 
     async def _beat(self) -> None:
         keys, wire = self._place.keys, await _Wire.open(self._place.redis_url)
-        words = (self._place.renew, 2, keys.lease(self._incarnation), keys.stream, keys.group, self._incarnation, self._lease_ms)
+        words = (self._place.renew, 2, keys.lease(self._incarnation), keys.stream, keys.group, self._incarnation, self._lease_ms, "-")
         while True:
-            state, _ = await wire.call("EVALSHA", *words)
+            state, *_ = await wire.call("EVALSHA", *words)
             if state != b"live":
                 raise RuntimeError(f"the lease of {self._incarnation} is {state!r}")
             await asyncio.sleep(self._lease_ms / 3000)
@@ -120,7 +120,7 @@ async def _main(redis_url: str, stream: str, group: str, master_url: str, count:
     keys, loop, held = Keys(stream, group), asyncio.get_running_loop(), list[bytes]()
     link = Link(redis_url, "bench:crowd")
     scripts = ScriptRunner(link)
-    scripts.run("renew", (keys.lease("nobody:0"), stream), (group, "nobody:0", 1))
+    scripts.run("renew", (keys.lease("nobody:0"), stream), (group, "nobody:0", 1, "-"))
     place = _Place(redis_url, keys, scripts._prepare("renew")[1])
     link.close()
     master = _connected(master_url)

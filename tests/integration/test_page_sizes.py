@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from common.keys import LogKeys
 from common.redis_client import Link
 from common.registration import Registration
 from common.scripts import ScriptRunner
@@ -78,7 +79,8 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(g
     link.pipeline([("XADD", name, "*", "ticket_id", "42") for name in names for _ in range(2)])
     for at in range(0, len(names), 100):
         some = [name.encode() for name in names[at : at + 100]]
-        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *some)
+        groups = [LogKeys(name.decode()).groups for name in some]
+        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *some, *groups)
         ScriptRunner(link).run("gather", script_keys, (keys.group, "m1", "ticket_id", 256, "stream", 1000, 1, *shards_of(some)))
     link.call("DEL", "shop:007")
     link.call("SET", "shop:007", "no stream")
