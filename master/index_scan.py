@@ -1,6 +1,7 @@
 """The index of tickets in processing, looked at slice by slice: which heads are the oldest, and who owns how many.
 
-A look at all of a million tickets would take seconds. So each turn looks at one slice; what seemed old is looked at again, exactly.
+A look at all of a million tickets would take seconds. So each turn looks at one slice; what seemed old is looked at again, exactly. Whose
+entries are the oldest of all that is pending is asked as well, so that the oldest tickets are told before the first look at all is over.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from common.scripts import ScriptRunner
 from master.policy.stuck import Head, oldest, parse_head
 
 _COUNT = 1000
-#: Old heads that are kept in mind, and parked ones that are looked at.
-_KEPT, _PARKED = 200, 50
+#: Old heads that are kept in mind; parked entries, and pending ones, that are looked at.
+_KEPT, _PARKED, _PENDING = 200, 50, 100
 
 
 class IndexScan:
@@ -66,13 +67,14 @@ class IndexScan:
     def heads(self, now_ms: int) -> list[Head]:
         """The oldest heads as they are now, parked ones among them."""
         before = {head.ticket: head for head in self._found} | self._candidates
-        values = self._link.call("HMGET", self._keys.tickets, *before) if before else []
+        asked = list(dict.fromkeys([*before, *self._pending(b"", _PENDING)[1::2]]))
+        values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
         now: dict[bytes, Head] = {}
-        for (ticket, old), value in zip(before.items(), values, strict=True):
+        for ticket, value in zip(asked, values, strict=True):
             head = None if value is None else parse_head(ticket, value)
             if head is None:
                 continue
-            if head.id != old.id:
+            if ticket in before and head.id != before[ticket].id:
                 self._moved_ms[head.id] = now_ms
             now[ticket] = head
         for head in self._parked():
@@ -83,10 +85,14 @@ class IndexScan:
         self._moved_ms = {head.id: self._moved_ms[head.id] for head in kept if head.id in self._moved_ms}
         return kept
 
+    def _pending(self, name: bytes, most: int) -> list[bytes]:
+        """Id and ticket, by turns, of the oldest entries that are pending for the name."""
+        args = (self._keys.group, name, most, self._field, LONGEST_TICKET)
+        return list(self._scripts.run("pending_heads", (self._keys.stream,), args))
+
     def _parked(self) -> list[Head]:
         """The oldest of what is pending under the master, one of each ticket; those that are in the index too are behind something."""
-        args = (self._keys.group, MASTER, _PARKED, self._field, LONGEST_TICKET)
-        flat = self._scripts.run("pending_heads", (self._keys.stream,), args)
+        flat = self._pending(MASTER, _PARKED)
         first: dict[bytes, Head] = {}
         for at in range(0, len(flat), 2):
             entry_id, ticket = flat[at], flat[at + 1]

@@ -52,5 +52,7 @@ def test_the_oldest_that_are_pending_for_a_name_come_with_their_tickets(world: W
     with world.unchanged():
         args = (world.keys.group, MASTER, 2, "ticket_id", 256)
         assert world.scripts.run("pending_heads", (world.keys.stream,), args) == [parked[0], T, parked[1], T]
+        of_all = (world.keys.group, "", 2, "ticket_id", 256)
+        assert world.scripts.run("pending_heads", (world.keys.stream,), of_all) == [b"1-1", U, parked[0], T]
     world.delete(parked[0])
     assert world.scripts.run("pending_heads", (world.keys.stream,), args)[:2] == [parked[1], T]

@@ -101,6 +101,20 @@ def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
     assert scan.heads(wall_ms()) == []
 
 
+def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"OLD", b"1-1")
+    newer = [b"t%d" % number for number in range(3000)]
+    world.link.pipeline([("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 + at)) for at, name in enumerate(newer)])
+    scan = IndexScan(world.link, world.keys, "ticket_id")
+    first = scan.heads(wall_ms())
+    assert [head.ticket for head in first] == [b"OLD"], "nothing else was looked at"
+    assert scan.moved_ms == {}
+    scan.advance(500)
+    assert not scan.owned
+    assert scan.heads(wall_ms())[0].ticket == b"OLD"
+
+
 class Reader:
     """Somebody who has a page open."""
 
