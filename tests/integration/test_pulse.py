@@ -113,6 +113,7 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
     scan.advance(500)
     assert not scan.owned
     assert scan.heads(wall_ms())[0].ticket == b"OLD"
+    world.link.call("HDEL", world.keys.tickets, *newer)
 
 
 class Reader:
