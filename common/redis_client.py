@@ -213,9 +213,8 @@ class Link:
                 pass  # it was closed meanwhile, which is what we wanted
 
     def close(self) -> None:
-        self._open = False
-        if self._connection is not None:
-            self._connection.disconnect()
+        """The next call connects anew, to where the server is then."""
+        self._moved_on()
 
     def _connected(self) -> Any:
         """The connection, open. Raises NotNow: nothing was sent."""

@@ -257,9 +257,11 @@ class Dispatcher(Service):
 
     def _lose(self, incarnation: str) -> None:
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
-            # After a clean drain its name is not registered any more.
-            left = self._link.call("HGET", self._keys.consumers, name_of(incarnation)) is None
             self.board.lose(incarnation)
+            try:  # after a clean drain its name is not registered any more; this is only to tell it
+                left = self._link.call("HGET", self._keys.consumers, name_of(incarnation)) is None
+            except NotNow:
+                left = False
             event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
             self.counts.lost += not left
             self._recoverer.add(incarnation, quietly=left)
@@ -321,11 +323,11 @@ class Dispatcher(Service):
             if over:
                 event(log, "entries_over", level=logging.WARNING, count=len(over), first=over[0], why="no body, or pending for nobody")
             handed += plan.size
-            for incarnation in verdict.lost:
-                self._lose(incarnation)
             self._unsure.update(verdict.unsure)
             if verdict.doubt:
                 raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")
+            for incarnation in verdict.lost:
+                self._lose(incarnation)
             if self._mailbox:
                 break
         return handed

@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 _BLOCK_S = 2.0
 #: An answer that has not come this long after the block time never comes.
 _LATE_S = 5.0
-#: Pause before Redis is asked again after trouble; meanwhile the stream is read every so often, as if it had rung.
-_AGAIN_S = 0.5
+#: After trouble the stream is read so often, as if it had rung, and Redis is asked again after a growing pause: to connect may take a while
+#: (the timeout of the link), in which nothing is handed over.
+_AGAIN_S, _LONGEST_PAUSE_S = 0.5, 10.0
 #: Shortest pause when waiting itself goes wrong.
 _PAUSE_S = 0.05
 
@@ -37,9 +38,16 @@ class Doorbell:
         self._is_set = False
         self._pair: tuple[socket.socket, socket.socket] | None = None  # (written by ``set``, waited on), while there is a thread
         self._asked_until_s: float | None = None  # an answer is under way, and must be here by then
+        self._failures = 0
+        self._failed = ("", 0.0)  # last: why, and when
         self._again_s = 0.0
         self._has_rung = False
-        self.trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it did not ring lately. Under load nobody asks it, so it cannot know for long."""
+        why, failed_s = self._failed
+        return f"doorbell: {why}" if self._failures and now_s() - failed_s < _LONGEST_PAUSE_S + _BLOCK_S + _LATE_S else None
 
     # ---- as a threading.Event ------------------------------------------------------------------------------------------------
 
@@ -74,9 +82,12 @@ class Doorbell:
         if self._asked_until_s is not None:
             poll.register(self._link.socket, select.POLLIN)
             timeout = min(timeout, self._asked_until_s - now)
-        elif now < self._again_s:
-            timeout = min(timeout, self._again_s - now)
-        for descriptor, _ in poll.poll(max(0.0, timeout) * 1000):
+        elif self._failures:
+            timeout = min(timeout, _AGAIN_S)
+        ready = poll.poll(max(0.0, timeout) * 1000)
+        if self._asked_until_s is None and self._failures and not ready:
+            self._has_rung = True
+        for descriptor, _ in ready:
             if descriptor == ear.fileno():
                 _empty(ear)
             else:
@@ -111,16 +122,18 @@ class Doorbell:
     def _listen(self) -> None:
         answer = self._link.answer()
         if answer is not NOT_YET:
-            self._asked_until_s, self.trouble = None, None
+            self._asked_until_s, self._failures = None, 0
             self._has_rung = answer is not None
 
     def _cannot_hear(self, why: str) -> None:
         """Nobody knows what is in the stream: as if it had rung."""
-        if self.trouble is None:
+        if not self._failures:
             event(log, "doorbell_broken", level=logging.WARNING, why=why)
-        self.trouble = f"doorbell: {why}"
+        now = now_s()
         self._link.close()
-        self._asked_until_s, self._has_rung, self._again_s = None, True, now_s() + _AGAIN_S
+        self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))
+        self._failures, self._failed = self._failures + 1, (why, now)
+        self._asked_until_s, self._has_rung = None, True
 
 
 def _empty(ear: socket.socket) -> None:

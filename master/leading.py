@@ -33,7 +33,7 @@ class Leading:
         settings, keys, link = place.settings, place.keys, place.link
         self._place = place
         self.lead = Lead()
-        doorbell = Doorbell(link("doorbell"), keys.stream)
+        doorbell = Doorbell(link("doorbell", 0.5), keys.stream)
         dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
         self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), doorbell)
         self.roster = RosterReader(link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from common.clock import now_s
+from common.errors import NotNow
 from common.redis_client import Link
 from common.service import Service
 from master import doorbell as doorbell_module
@@ -125,14 +126,44 @@ def test_a_connection_that_breaks_is_as_if_it_had_rung_and_is_made_again(doorbel
     assert waits(doorbell) < PATIENCE_S
     assert doorbell.has_rung()
     assert doorbell.trouble is not None and doorbell.trouble.startswith("doorbell: ReplyUnknown")
+    doorbell.arm(b"0-0")  # too early
+    assert waits(doorbell) < PATIENCE_S
+    assert doorbell.has_rung(), "meanwhile the stream is read every so often"
     doorbell.arm(b"0-0")
-    assert waits(doorbell) < PATIENCE_S, "not before the pause is over"
-    assert not doorbell.has_rung()
+    waits(doorbell, 0.2)
+    assert not doorbell.has_rung(), "now it is asked"
     world.add(b"1-0", "ticket_id", "T")
-    doorbell.arm(b"0-0")
     waits(doorbell)
     assert doorbell.has_rung()
     assert doorbell.trouble is None
+
+
+def test_a_broken_bell_that_nobody_asks_again_is_no_trouble_for_ever(doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load it is not asked."""
+    doorbell._cannot_hear("it broke")
+    assert doorbell.trouble == "doorbell: it broke"
+    later_s = now_s() + 60
+    monkeypatch.setattr(doorbell_module, "now_s", lambda: later_s)
+    assert doorbell.trouble is None
+
+
+def test_it_connects_ever_more_rarely_where_connecting_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(doorbell_module, "now_s", lambda: now[0])
+    tries: list[float] = []
+
+    class Hanging:
+        def ask(self, *command: object) -> None:
+            tries.append(now[0])
+            raise NotNow("CONNECT", "timed out")
+
+        def close(self) -> None: ...
+
+    doorbell = Doorbell(Hanging(), "s")  # type: ignore[arg-type]
+    while now[0] < 160:
+        doorbell.arm(b"0-0")
+        now[0] += 0.1
+    assert 5 <= len(tries) <= 12
 
 
 def test_an_answer_that_never_comes_is_not_waited_for_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
