@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from common.errors import NotNow
 from tests.integration.actors import ConsumerActor, MasterActor, Stage
 from tests.integration.factories import LEASE_MS
 
@@ -44,3 +45,25 @@ def test_a_message_whose_body_is_deleted_has_a_letter_also_when_its_owner_dies_b
     stage.finish(m, [b])
     stage.check_done(T, [second])
     assert [(letter[b"usher-id"], letter[b"usher-reason"]) for letter in stage.world.dead()] == [(first, b"body_gone")]
+
+
+def test_tickets_that_a_reply_puts_in_doubt_are_read_again_though_redis_is_busy_then(stage: Stage) -> None:
+    """One call says that a consumer is lost and refuses tickets of the other; what Redis is asked next, it cannot answer."""
+    m, a, b = stage.leader(), stage.consumer("a"), stage.consumer("b")
+    m.settle()
+    for number in range(20):
+        stage.send(b"T%d" % number, b"%d-0" % (number + 1))
+        stage.link.call("HSET", stage.keys.tickets, b"T%d" % number, b"%s 1 9999-1" % b.incarnation.encode())
+    stage.link.call("DEL", stage.keys.lease(a.incarnation))
+
+    def busy(step: str) -> None:
+        if step == "HGET":
+            m.link.before = lambda step: None
+            raise NotNow("BUSY", "a script runs")
+
+    m.link.before = busy
+    while m.link.before is busy:
+        m.turn()
+    stage.link.call("DEL", stage.keys.tickets)
+    stage.finish(m, [b])
+    assert len(stage.history.starts) == 20
