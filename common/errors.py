@@ -37,8 +37,8 @@ class RedisTrouble(UsherError):
 class NotNow(RedisTrouble):
     """Redis refused the command for the moment; it did not happen.
 
-    ``kind`` is the first word of the answer (LOADING, BUSY, READONLY, MISCONF, OOM, NOREPLICAS, CLUSTERDOWN, TRYAGAIN ...) or
-    ``CONNECT`` when no connection could be made.
+    ``kind`` is the first word of the answer (LOADING, BUSY, READONLY, MISCONF, OOM, NOREPLICAS, CLUSTERDOWN, TRYAGAIN ...), ``CONNECT``
+    when no connection could be made, or ``AUTH`` or ``REFUSED`` when the server answered that it does not let us in.
     """
 
     def __init__(self, kind: str, message: str) -> None:

@@ -6,7 +6,7 @@ import logging
 
 from common.errors import NotNow, StartRefused
 from common.log import event
-from common.redis_client import check_reachable
+from common.redis_client import AUTH, REFUSED, check_reachable
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,7 @@ def check_at_start(url: str) -> None:
     try:
         check_reachable(url)
     except StartRefused as refused:
-        if not isinstance(refused.__cause__, NotNow):
+        cause = refused.__cause__
+        if not isinstance(cause, NotNow) or cause.kind in (AUTH, REFUSED):
             raise
         event(log, "redis_is_away", level=logging.WARNING, why=str(refused), means="it is waited for")

@@ -27,6 +27,10 @@ SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "
 #: Those that say that another server is the right one now, or may be: a master that has lost its replicas was perhaps cut off, or deposed
 #: without having heard of it.
 ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+#: A server that was reached and did not let us in: the password or user, or anything else (a database that it does not have, missing rights).
+AUTH, REFUSED = "AUTH", "REFUSED"
+#: What a server that is reached says, but which passes. redis-py knows it for a failed connection, but not the words of a cluster's node.
+_FULL = "max number of clients"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 #: How long ``answer`` waits for the rest of a reply: TLS may have something to say of its own that makes a socket readable.
 _GLANCE_S = 0.01
@@ -231,11 +235,12 @@ class Link:
             self.connections += 1
             return self._connection
         except redis.AuthenticationError as refused:
-            raise troubles.count(NotNow("AUTH", f"Redis at {redacted(self.url)} refuses the password or user: {refused}")) from refused
+            raise troubles.count(NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {refused}")) from refused
         except redis.ResponseError as refused:
             self._moved_on()
             trouble = named(refused)
-            raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow("CONNECT", str(trouble))) from refused
+            kind = "CONNECT" if _FULL in str(refused) else REFUSED
+            raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
             raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} cannot be reached: {failed}")) from failed

@@ -25,7 +25,6 @@ from master.lag import Lag, lag_of
 from master.live_rules import rulebook
 from master.policy.explain import explain
 from master.policy.explain_facts import BoardFacts, Crowd, Explanation, Facts, LeaderFacts, OwnerFacts, OwnerTold
-from master.policy.letters import DeadLetter
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.policy.rules import Rulebook
 from master.roster import Member, members_of, state_of
@@ -74,7 +73,8 @@ class Explainer:
         owner_url = found.pop("health_url")
         told = self._ask_owner(owner_url, ticket_id) if owner_url else None
         if not (found["kind"] or found["unread"] or found["parked"]):
-            found |= {"not_gathered": (self._sources() or {"lag": 0})["lag"], "by_stream": self._by_stream}
+            seen = self._sources() or {"lag": 0, "lag_is_exact": True}
+            found |= {"not_gathered": seen["lag"], "gathered_is_exact": seen["lag_is_exact"], "by_stream": self._by_stream}
         return explain(Facts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found))
 
     def leader_url(self) -> str:
@@ -127,8 +127,7 @@ class Explainer:
             known = {*ids} if kind != "tail" else set()
             found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
         found["attempts"] = self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
-        found["letter"], found["last_letter"] = self._its_letters(ticket, kind, until_s)
-        return found
+        return found | self._its_letters(ticket, kind, until_s)
 
     def _owner(self, incarnation: str, members: dict[str, Member], rules: Rulebook) -> tuple[OwnerFacts, str]:
         """The owner, and where it can be asked; "" when it cannot."""
@@ -172,11 +171,15 @@ class Explainer:
         noted = self._link.call("HMGET", self._keys.attempts, *ids)
         return {entry_id: decode(value) for entry_id, value in zip(ids, noted, strict=True) if value is not None}
 
-    def _its_letters(self, ticket: bytes, kind: str, until_s: float) -> tuple[DeadLetter | None, DeadLetter | None]:
+    def _its_letters(self, ticket: bytes, kind: str, until_s: float) -> dict[str, Any]:
         """The letter that the halted ticket waits for, and the newest one of a ticket of which nothing is there; as far as they are found."""
         if kind == "halted":
-            return self._letters.parked_of(ticket, until_s - now_s()), None
-        return None, None if kind else next(iter(self._letters.where("ticket", ticket, 1, until_s - now_s()).letters), None)
+            return {"letter": self._letters.parked_of(ticket, until_s - now_s())}
+        if kind:
+            return {}
+        page = self._letters.where("ticket", ticket, 1, until_s - now_s())
+        newest = next(iter(page.letters), None)
+        return {"last_letter": newest, "letters_are_all": newest is not None or page.cursor is None}
 
     def close(self) -> None:
         self._link.close()

@@ -116,8 +116,14 @@ class RosterReader(Service):
         if not self._lead.is_ours:  # a standby reads it when it adopts
             self._members, self._epoch = {}, None
         elif self._is_due() or self._leases_changed():
-            self._news, self._epoch, self._read_s = False, self._lead.epoch, now_s()
-            self._members = members = read_roster(self._link, self._keys)
+            epoch = self._lead.epoch
+            self._news = False  # before the read: what comes meanwhile is news again
+            try:
+                self._members = members = read_roster(self._link, self._keys)
+            except BaseException:
+                self._news = True
+                raise
+            self._epoch, self._read_s = epoch, now_s()
             self._leases = [self._keys.lease(incarnation) for incarnation in members]
             self._states = [member.state.encode() or None for member in members.values()]
             self._tell(members)

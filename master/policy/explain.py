@@ -213,13 +213,19 @@ def _unreadable(facts: Facts) -> Explanation:
 
 
 def _nothing(facts: Facts) -> Explanation:
-    sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered
+    sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
     if facts.not_gathered:
-        waits = f"{_number(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
+        at_least = "" if facts.gathered_is_exact else "at least "
+        waits = f"{at_least}{_number(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
         reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
     elif sure:
-        ends = ": all that ever came is finished" if facts.last_letter is None else ""
+        ends = "" if facts.last_letter is not None else ": all that ever came is finished"
+        if not facts.letters_are_all:
+            ends = "; whether it has a dead letter is not known: not all were looked at"
         reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
+    elif facts.unread_is_exact and facts.parked_is_exact:
+        text = "nothing of it was found; not all ticket streams were looked at, so it may wait in one to be gathered"
+        reasons = [Reason("not_looked_through", text)]
     else:
         text = "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind"
         reasons = [Reason("not_looked_through", text)]

@@ -132,7 +132,9 @@ class Facts:
     letter: DeadLetter | None = None  # what the halted ticket waits for
     last_letter: DeadLetter | None = None  # its newest one
     lease_ms: int = 10_000  # the life of a consumer's lease
+    letters_are_all: bool = True  # all were looked at for those of the ticket, or one was found
     not_gathered: int = 0  # entries of all sources, of a work stream
+    gathered_is_exact: bool = True  # all sources were looked at, and to their end
     by_stream: bool = False  # tickets of a work stream are called STREAM/ID
 
 

@@ -45,6 +45,24 @@ def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: Worl
     assert "ann" in "".join(explained["sentences"])
 
 
+def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, a = world.elect(), world.join("a")
+    for ticket in (b"T", b"U"):
+        world.owned(leader, a, ticket)
+        world.give_up(a, ticket, "skip")
+    monkeypatch.setattr("master.explainer._LOOK_S", -1.0)
+    monkeypatch.setattr("master.dead_letters._FIND_AT_ONCE", 1)
+    few = {"lag": 0, "lag_is_exact": False}
+    told = [Explainer(world.link, world.keys, FIELD, LEASE_MS, **more).explain("T") for more in ({}, {"sources": lambda: few})]
+    assert [(one.state, one.reasons[0].code) for one in told] == [("idle", "nothing_to_do"), ("not_found", "not_looked_through")]
+    assert "not all were looked at" in told[0].reasons[0].text
+    monkeypatch.setattr("master.explainer._LOOK_S", 60.0)
+    found = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
+    assert [reason.code for reason in found.reasons] == ["nothing_to_do", "has_dead_letter"]
+    none = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("none")
+    assert none.reasons[0].text.endswith("all that ever came is finished")
+
+
 def test_the_lag_is_the_same_wherever_it_is_told(world: World) -> None:
     world.elect()
     for _ in range(3):

@@ -100,6 +100,17 @@ def busy(world: World) -> list[str]:
     return [letter_id.decode() for letter_id in world.letter_ids()]
 
 
+def test_a_look_that_was_cut_short_says_so(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy(world)
+    assert "no dead letter has this id<" in site.get("/tickets?q=9-9").text
+    assert "None that match.<" in site.get("/dead-letters?ticket=none").text
+    monkeypatch.setattr("master.web.pages.views._LOOK_S", -1.0)
+    monkeypatch.setattr("master.dead_letters._FIND_AT_ONCE", 1)
+    monkeypatch.setattr("master.dead_letters.PAGE", 1)
+    assert "no dead letter among those that were looked at has this id<" in site.get("/tickets?q=9-9").text
+    assert "None that match among those that were looked at.<" in site.get("/dead-letters?ticket=none").text
+
+
 @pytest.mark.parametrize("path", _PAGES)
 def test_every_page_is_there_for_an_empty_system(site: Site, path: str) -> None:
     answered = site.get(path)

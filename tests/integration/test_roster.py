@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from common.errors import RedisTrouble
+from common.redis_client import Link
 from master import roster
 from master.elector import Lead
 from master.halts import ChangeWatch
@@ -112,6 +114,21 @@ def test_who_comes_is_seen_after_a_wake_or_when_all_of_it_is_due(world: World, m
     monkeypatch.setattr(roster, "_ALL_EVERY_S", 0.0)
     reading.reader.run_once()
     assert len(reading.states()) == 3
+
+
+def test_news_of_a_registration_outlive_a_look_that_failed(world: World) -> None:
+    reading = _Reading(world)
+    link = Link(world.link.url, "test")
+    reading.reader._link = link
+    reading.reader.run_once()
+    world.join("b")
+    reading.reader.wake()
+    world.link.call("CLIENT", "KILL", "ID", link.call("CLIENT", "ID"))
+    with pytest.raises(RedisTrouble):
+        reading.reader.run_once()
+    reading.reader.run_once()
+    assert len(reading.states()) == 1
+    link.close()
 
 
 def test_a_new_epoch_is_told_all_of_it_and_without_the_lead_nobody_is_known(world: World) -> None:

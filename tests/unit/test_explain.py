@@ -139,6 +139,18 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until it is repaired or deleted",
     ),
     "idle": (ticket(), "idle", "nothing_to_do", "nothing of it is unread, parked or in processing: all that ever came is finished"),
+    "idle, but not all letters were looked at": (
+        *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
+        "nothing of it is unread, parked or in processing; whether it has a dead letter is not known: not all were looked at",
+    ),
+    "not all streams were looked at": (
+        *(ticket(gathered_is_exact=False, by_stream=True), "not_found", "not_looked_through"),
+        "nothing of it was found; not all ticket streams were looked at, so it may wait in one to be gathered",
+    ),
+    "not gathered, and not all streams were looked at": (
+        *(ticket(not_gathered=7, gathered_is_exact=False, by_stream=True), "not_found", "not_gathered"),
+        "nothing of it is in the work stream; at least 7 entries wait in the ticket streams to be gathered, and some may be of it",
+    ),
     "not gathered": (
         *(ticket(not_gathered=1, by_stream=True), "not_found", "not_gathered"),
         "nothing of it is in the work stream; 1 entry waits in the ticket streams to be gathered, and some may be of it",

@@ -4,7 +4,7 @@
 -- Returns: {"APPLIED", replies...} | {"DUPLICATE"} | {"STALE", the higher fence} | {"REFUSED", number of the command, error} | {"PARTLY", number, error}
 -- Why Lua: fence, uid and effect in one step. A script that fails is not undone: when the first command is refused nothing has happened and
 --          nothing is kept; when a later one is, the uid is kept as partly applied, and no repeat adds to the half.
--- Memory: refused when full
+-- Memory: refused when full (OOM), a repeat too: DUPLICATE and PARTLY write the fence
 local fence, uid = ARGV[1], ARGV[2]
 local function above(a, b) return #a > #b or (#a == #b and a > b) end -- decimals without leading zeros; as numbers they would be rounded
 local seen = redis.call('GET', KEYS[1])

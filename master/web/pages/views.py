@@ -12,6 +12,7 @@ from common.credentials import Role
 from common.live_sockets import DETACH
 from common.web import Problem
 from common.web_auth import needs
+from master.dead_letters import LetterPage
 from master.policy.letters import Preview
 from master.policy.rules import Target
 from master.pulse import CONSUMERS, OVERVIEW
@@ -131,8 +132,9 @@ def _search(port: PagePort, asked: str, cursor: str) -> str:
     facts: dict[str, Any] = {"letters": letters.letters, "more_letters": letters.cursor is not None, "is_id": bool(STREAM_ID.fullmatch(asked))}
     if facts["is_id"]:
         found_letter = port.letters.get(asked.encode())
-        of_id = [found_letter[0]] if found_letter else port.letters.where("id", asked.encode(), 1, _LOOK_S).letters
-        facts |= {"message": port.story.message(asked), "letter": of_id[0].row() if of_id else None}
+        of_id = LetterPage([found_letter[0]], None) if found_letter else port.letters.where("id", asked.encode(), 1, _LOOK_S)
+        facts |= {"message": port.story.message(asked), "letter": of_id.letters[0].row() if of_id.letters else None}
+        facts["all_letters"] = of_id.cursor is None
     return show("tickets.html", "tickets", q=asked, rows=rows, exact=port.status.ticket(asked), cursor=following, **facts)
 
 
