@@ -33,8 +33,11 @@ class IndexScan:
         self._counted: Counter[bytes] = Counter()
         self._candidates: dict[bytes, Head] = {}
         self._moved_ms: dict[bytes, int] = {}
-        #: Tickets in processing by owner, as of the last look at all.
-        self.owned: Mapping[bytes, int] = {}
+        self._owned: Mapping[bytes, int] | None = None  # None: not all were looked at yet
+
+    def owned_by(self, incarnation: str) -> int | None:
+        """How many tickets in processing it has, as of the last look at all; None before there was one."""
+        return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
 
     @property
     def moved_ms(self) -> Mapping[bytes, int]:
@@ -61,7 +64,7 @@ class IndexScan:
     def _end_of_pass(self) -> None:
         # What was known stays known: that its head has moved on is seen by comparing.
         self._candidates = {head.ticket: head for head in self._found} | self._candidates
-        self.owned = dict(self._counted)
+        self._owned = dict(self._counted)
         self._found, self._counted, self._cursor = [], Counter(), None
 
     def heads(self, now_ms: int) -> list[Head]:

@@ -214,16 +214,16 @@ class Pulse(Service):
         rules = self._rules = read_rules(self._link, self._keys)
         of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
         seen["rules"], seen["broad_rules"] = len(of_tickets), [rule.told() for rule in of_tickets if rule.target in _BROAD]
-        owned = self._scan.owned
+        owned_by = self._scan.owned_by
         held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
         left_ms = read_left_ms(self._link, self._keys, members)
         rows = {}
         for incarnation, member in members.items():
             row = self._row(incarnation, member, left_ms[incarnation])
-            tickets = owned.get(incarnation.encode(), 0)
-            rows[incarnation] = row | {"state": state_of(member, rules), "pending": held.get(incarnation, 0), "tickets": tickets}
+            holds = {"pending": held.get(incarnation, 0), "tickets": owned_by(incarnation)}
+            rows[incarnation] = row | {"state": state_of(member, rules)} | holds
         for incarnation, count in strangers(held, members).items():
-            rows[incarnation] = _stranger(incarnation, count, owned)
+            rows[incarnation] = _stranger(incarnation, count, owned_by(incarnation))
         self._rows = rows
         states = {incarnation: str(row["state"]) for incarnation, row in rows.items()}
         seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
@@ -279,7 +279,7 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
     return {**nothing, "time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True, "stuck": [], "alarms": []}
 
 
-def _stranger(incarnation: str, count: int, owned: Any) -> dict[str, Any]:
+def _stranger(incarnation: str, count: int, tickets: int | None) -> dict[str, Any]:
     """Somebody who holds entries and is not on the roster."""
     return {
         "name": incarnation.rpartition(":")[0],
@@ -287,7 +287,7 @@ def _stranger(incarnation: str, count: int, owned: Any) -> dict[str, Any]:
         "state": "lost",
         "beat_ms": None,
         "pending": count,
-        "tickets": owned.get(incarnation.encode(), 0),
+        "tickets": tickets,
         "slots": None,
         "capacity": None,
     }

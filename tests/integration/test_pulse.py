@@ -88,11 +88,11 @@ def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
     world.link.pipeline([("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 - at)) for at, name in enumerate(names)])
     scan = IndexScan(world.link, world.keys, "ticket_id")
     turns = 0
-    while not scan.owned:
+    while scan.owned_by("a:1") is None:
         scan.advance(500)
         turns += 1
     assert turns > 1
-    assert scan.owned == {b"a:1": 3000}
+    assert (scan.owned_by("a:1"), scan.owned_by("b:1")) == (3000, 0)
     found = scan.heads(wall_ms())
     assert [head.ticket for head in found[:3]] == names[:-4:-1]
     world.link.call("HDEL", world.keys.tickets, names[-1])
@@ -111,7 +111,7 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
     assert [head.ticket for head in first] == [b"OLD"], "nothing else was looked at"
     assert scan.moved_ms == {}
     scan.advance(500)
-    assert not scan.owned
+    assert scan.owned_by(a.incarnation) is None
     assert scan.heads(wall_ms())[0].ticket == b"OLD"
     world.link.call("HDEL", world.keys.tickets, *newer)
 
