@@ -1,4 +1,4 @@
-"""The server's side of HTTPS: one context per program, made anew when the certificate's files have changed."""
+"""Both sides of HTTPS: one context for all connections, made anew when the files of the certificate, or of the authorities, have changed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ServerTls:
         self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
         self._sockets = sockets
         self._lock = threading.Lock()
-        self._state = self._look()
+        self._state = _look(self.cert, self._key)
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection. Files that cannot be used any more change nothing, and are told in the log."""
         with self._lock:
-            state = self._look()
+            state = _look(self.cert, self._key)
             if state != self._state:
                 self._state = state
                 try:
@@ -48,12 +48,44 @@ class ServerTls:
             raise SettingsError([f"USHER_TLS_CERT, USHER_TLS_KEY: {self.cert} and {self._key} cannot be used: {why}"]) from None
         return context
 
-    def _look(self) -> tuple[tuple[int, int], ...]:
-        found = []
-        for file in (self.cert, self._key):
-            try:
-                stat = file.stat()
-                found.append((stat.st_mtime_ns, stat.st_ino))
-            except OSError:
-                found.append((0, 0))
-        return tuple(found)
+
+class ClientTls:
+    """Whose certificates are trusted. All connections share it, since the authorities of a system are 900 KB. Called from several threads."""
+
+    def __init__(self, ca: Path | None) -> None:
+        """``ca``: authorities in PEM; None: those of the system. Nothing is read yet."""
+        self._ca = None if ca is None else ca.expanduser()
+        self._lock = threading.Lock()
+        self._state: tuple[tuple[int, int], ...] = ()
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The context for a new connection. Raises OSError when no authorities can be read. Later unusable ones change nothing, as a server's."""
+        with self._lock:
+            state = _look(self._ca or Path(ssl.get_default_verify_paths().cafile or ""))
+            if self._context is None or state != self._state:
+                try:
+                    self._context = self._load()
+                except OSError as unfit:
+                    if self._context is None:
+                        raise
+                    event(log, "authorities_unusable", level=logging.ERROR, why=str(unfit), means="those of before stay in use")
+                self._state = state
+            return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.hostname_checks_common_name = False
+        return context
+
+
+def _look(*files: Path) -> tuple[tuple[int, int], ...]:
+    found = []
+    for file in files:
+        try:
+            stat = file.stat()
+            found.append((stat.st_mtime_ns, stat.st_ino))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)

@@ -18,13 +18,15 @@ import urllib3
 from urllib3.util import parse_url
 
 from common.clock import now_s
+from common.tls import ClientTls
 from master.web.health_url import HealthHosts, UnfitUrl
 
 #: How often it is looked at whether a question takes too long in all.
 _LOOK_S = 0.5
 _AT_ONCE = 16
-#: Consumers to which a connection is kept.
-_MOST_KEPT = 5000
+#: Consumers to which a connection is kept; and seconds, at least, after the last question. Each start of a consumer is another port: without an
+#: end there would be a descriptor for every incarnation that ever answered.
+_MOST_KEPT, _KEPT_S = 5000, 60.0
 
 
 class Bounds(NamedTuple):
@@ -58,6 +60,7 @@ class Asker:
         asked = {name: self._pool.submit(self._ask, url, end, instead) for name, url in health_urls.items()}
         while wait(asked.values(), timeout=_LOOK_S).not_done:
             self._asking.cut_late(self._bounds.whole_s)
+        self._asking.forget_unasked()
         return {name: future.result() for name, future in asked.items()}
 
     def _ask(self, health_url: str, end: str, instead: str) -> Answer:
@@ -78,35 +81,56 @@ class Asker:
         self._asking.clear()
 
 
+class _Question:
+    """One that is under way."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock  # its own: urllib3 takes it from the connection where that is not to be kept
+        self.since_s = now_s()
+        self.is_cut = False
+
+
 class _Asking(urllib3.PoolManager):
     """Asks an address, and checks the certificate for the name in the Host header. ``cut_late`` ends what takes too long in all: the limits of
     urllib3 are for each piece of an answer, and a server may send one byte at a time. It knows no proxy: the address that was registered is the
     one that is asked."""
 
     def __init__(self, ca: Path | None) -> None:
-        self._under_way: dict[int, tuple[Any, float]] = {}  # thread -> its connection, since when
-        super().__init__(_MOST_KEPT, maxsize=_AT_ONCE, retries=False, ca_certs=None if ca is None else str(ca.expanduser()))
+        self._under_way: dict[int, _Question] = {}  # by thread
+        self._tls = ClientTls(ca)
+        self._looked_s = now_s()
+        super().__init__(_MOST_KEPT, maxsize=_AT_ONCE, retries=False)
+        self.pools.dispose_func = lambda pool: pool.close()  # by itself a pool closes when it is collected: late, after a question that failed
         kinds = {"http": urllib3.HTTPConnectionPool, "https": urllib3.HTTPSConnectionPool}
         self.pool_classes_by_scheme = {scheme: self._noted(kind) for scheme, kind in kinds.items()}
 
     def _noted(self, pool: Any) -> Any:
-        under_way = self._under_way
+        under_way, tls = self._under_way, self._tls
 
-        def request(connection: Any, *args: Any, **more: Any) -> Any:
-            under_way[threading.get_ident()] = (connection, now_s())
-            return pool.ConnectionCls.request(connection, *args, **more)
+        def connect(connection: Any) -> None:
+            if pool.scheme == "https":
+                connection.ssl_context = tls.context()
+            pool.ConnectionCls.connect(connection)
 
-        return type("_Pool", (pool,), {"ConnectionCls": type("_Connection", (pool.ConnectionCls,), {"request": request})})
+        def request(connection: Any, *args: Any, **more: Any) -> None:
+            pool.ConnectionCls.request(connection, *args, **more)
+            under_way[threading.get_ident()] = _Question(connection.sock)
+
+        noted = type("_Connection", (pool.ConnectionCls,), {"connect": connect, "request": request})
+        return type("_Pool", (pool,), {"ConnectionCls": noted, "asked_s": 0.0})
 
     def get(self, url: str, host: str, timeout: urllib3.Timeout, most_bytes: int) -> Answer:
-        """What is answered there. Raises HTTPError, OSError."""
+        """What is answered there; nothing where it was cut: headers that end early are whole ones to urllib3. Raises HTTPError, OSError."""
         at = parse_url(url)
         name = re.sub(r":[0-9]+$", "", host).strip("[]")
         tls = {"server_hostname": name, "assert_hostname": name} if at.scheme == "https" else {}
-        pool = self.connection_from_host(at.host, at.port, at.scheme, tls)
+        with self.pools.lock:
+            pool: Any = self.connection_from_host(at.host, at.port, at.scheme, tls)
+            pool.asked_s = now_s()  # it is not forgotten under our hands
         response = pool.urlopen("GET", at.request_uri, headers={"Host": host}, timeout=timeout, redirect=False, preload_content=False)
         try:
-            return Answer(response.status, response.read(most_bytes, decode_content=False))  # as it came: what is packed is not unpacked
+            answer = Answer(response.status, response.read(most_bytes, decode_content=False))  # as it came: what is packed is not unpacked
+            return Answer() if self._under_way[threading.get_ident()].is_cut else answer
         finally:
             response.close()  # unless all of it was read: then the connection is kept
 
@@ -116,13 +140,24 @@ class _Asking(urllib3.PoolManager):
 
     def cut_late(self, whole_s: float) -> None:
         """Break the connections of questions that are older than ``whole_s``; their readers then find them closed."""
-        for connection, since_s in list(self._under_way.values()):
-            sock = getattr(connection, "sock", None)
-            if sock is not None and now_s() - since_s > whole_s:
+        for question in list(self._under_way.values()):
+            if now_s() - question.since_s > whole_s:
+                question.is_cut = True
                 try:
-                    sock.shutdown(socket.SHUT_RDWR)
+                    question.sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     pass  # it is closed already
+
+    def forget_unasked(self) -> None:
+        """Close the connections to those that are not asked any more."""
+        with self.pools.lock:
+            if now_s() - self._looked_s < _KEPT_S:
+                return
+            self._looked_s = now_s()
+            for key in list(self.pools.keys()):  # the pools themselves cannot be iterated
+                pool: Any = self.pools[key]
+                if self._looked_s - pool.asked_s >= _KEPT_S:
+                    del self.pools[key]
 
 
 def _resolve(name: str, port: int) -> list[str]:

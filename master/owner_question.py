@@ -31,7 +31,8 @@ class OwnerQuestion:
         """What the owner with this health URL does with the ticket; None: it did not say, or its health URL is none that we ask."""
         if not health_url.endswith(_HEALTH):
             return None
-        path = _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
+        # Dots too: clients and proxies take a part of a path that is "." or ".." out.
+        path = _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="").replace(".", "%2E")
         answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=path)["owner"]
         return read_answer(answer.body, wall_ms()) if answer.status == 200 else None
 

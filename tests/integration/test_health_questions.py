@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -22,6 +26,7 @@ from master.owner_question import OwnerQuestion
 from master.policy.explain_facts import OwnerTold
 from master.roster import Member
 from master.web.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
+from tests.tls_front import Papers, TlsFront
 
 _WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -103,8 +108,22 @@ def _drip_body(connection: socket.socket) -> None:
     _drip(connection)
 
 
+def _drip_body_closing(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+    _drip(connection)
+
+
+def _drip_headers(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    _drip(connection)
+
+
 def _reset(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def _wrong_length(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\nTransfer-Encoding: y\r\n\r\n")
 
 
 @pytest.mark.parametrize(
@@ -113,13 +132,15 @@ def _reset(connection: socket.socket) -> None:
         _endless,
         _drip,
         _drip_body,
+        _drip_body_closing,
+        _drip_headers,
         _reset,
         lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"a" * 70_000 + b"\r\n\r\n"),
         lambda connection: connection.sendall(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"),
         lambda connection: connection.sendall(b"+OK\r\n"),
-        lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\nTransfer-Encoding: y\r\n\r\n") or connection.close(),
+        _wrong_length,
     ],
-    ids=["endless", "drip", "drip-body", "reset", "long-header", "503", "redis", "wrong-length"],
+    ids=["endless", "drip", "drip-body", "drip-body-closing", "drip-headers", "reset", "long-header", "503", "redis", "wrong-length"],
 )
 def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(speak: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asker, "_LOOK_S", 0.1)
@@ -127,8 +148,75 @@ def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(speak: Callable[[s
         began_s = time.monotonic()
         well = _ask(f"http://127.0.0.1:{port}/", whole_s=0.6)
         took_s = time.monotonic() - began_s
-    assert not well or speak is not _drip
+    assert not well or speak is _wrong_length
     assert took_s < 30  # the drip alone would take a minute
+
+
+def _keep(connection: socket.socket) -> None:
+    """Answers as often as it is asked, until the other side closes the connection."""
+    connection.sendall(_WELL)
+    while connection.recv(65_536):
+        connection.sendall(_WELL)
+
+
+def test_a_connection_is_kept_while_it_is_used_and_closed_when_its_consumer_is_not_asked_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, closed = [1000.0], threading.Event()
+    monkeypatch.setattr(asker, "now_s", lambda: now_s[0])
+
+    def gone(connection: socket.socket) -> None:
+        _keep(connection)
+        closed.set()
+
+    with serving(gone) as (old, heard), serving(_keep) as (new, _), closing(Asker(parse_hosts("127.0.0.1"), BOUNDS)) as asking:
+        for _ in range(20):  # every 10 seconds, for longer than an unused one is kept
+            assert asking.ask({"a": f"http://127.0.0.1:{old}/"})["a"].status == 200
+            now_s[0] += 10
+        assert len(heard) == 1
+        assert not closed.is_set()
+        for _ in range(20):
+            assert asking.ask({"b": f"http://127.0.0.1:{new}/"})["b"].status == 200
+            now_s[0] += 10
+        assert closed.wait(20)
+
+
+def _contexts() -> int:
+    gc.collect()
+    return sum(isinstance(found, ssl.SSLContext) for found in gc.get_objects())
+
+
+def test_certificates_are_checked_for_the_name_and_all_connections_share_what_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asker, "_resolve", lambda _name, _port: ["127.0.0.1"])
+    papers = Papers(tmp_path)
+    hosts = parse_hosts("127.0.0.1,localhost,good")
+    with ExitStack() as stack:
+        ports = [stack.enter_context(serving(_keep))[0] for _ in range(6)]
+        fronts = [stack.enter_context(closing(TlsFront(papers, port))) for port in ports]
+        of_system = stack.enter_context(closing(Asker(hosts, BOUNDS)))
+        asking = stack.enter_context(closing(Asker(hosts, BOUNDS, papers.ca)))
+        before = _contexts()
+        names = ["127.0.0.1", "localhost", "127.0.0.1", "localhost", "127.0.0.1"]
+        urls = [f"https://{name}:{front.port}/" for name, front in zip(names, fronts, strict=False)]
+        assert [answer.status for answer in asking.ask({url: url for url in urls}).values()] == [200] * 5
+        assert _contexts() - before == 1
+        stranger = f"https://good:{fronts[5].port}/"
+        assert asking.ask({"x": stranger})["x"].status == 0
+        assert of_system.ask({"x": urls[0]})["x"].status == 0
+
+
+def test_an_authority_that_was_exchanged_is_trusted_without_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    papers, new = Papers(tmp_path), Papers(tmp_path / "new")
+    with serving(lambda connection: connection.sendall(_WELL)) as (port, _), ExitStack() as stack:
+        front = stack.enter_context(closing(TlsFront(new, port)))
+        asking = stack.enter_context(closing(Asker(parse_hosts("127.0.0.1"), BOUNDS, papers.ca)))
+        url = f"https://127.0.0.1:{front.port}/"
+        assert asking.ask({"a": url})["a"].status == 0
+        new.ca.replace(papers.ca)
+        assert asking.ask({"a": url})["a"].status == 200
+        papers.ca.write_text("nonsense")
+        for _ in range(3):
+            assert asking.ask({"a": url})["a"].status == 200
+        assert front.served == 4  # each time it was another connection
 
 
 def test_a_packed_answer_is_not_unpacked() -> None:
@@ -235,6 +323,15 @@ def test_an_owner_is_asked_beside_its_health_endpoint_at_the_address_that_was_lo
         assert _ask_owner(f"http://good:{port}/x/api/health", parse_hosts("good"), "/" * 256) == OwnerTold((), 5)
     assert heard[0].startswith(b"GET /x/api/tickets/" + b"%2F" * 256 + b" HTTP/1.1\r\n")
     assert f"\r\nHost: good:{port}\r\n".encode() in heard[0]
+
+
+@pytest.mark.parametrize("ticket_id", [".", "..", "a/..", "../x", "...", "a.b"])
+def test_an_owner_is_asked_for_dots_as_they_are(ticket_id: str, canary: tuple[int, list[bytes]]) -> None:
+    port, heard = canary
+    _ask_owner(f"http://127.0.0.1:{port}/api/health", parse_hosts("127.0.0.1"), ticket_id)
+    path = heard[0].split(b" ")[1].decode()
+    assert path.startswith("/api/tickets/")
+    assert unquote(path.removeprefix("/api/tickets/")) == ticket_id
 
 
 def test_an_owner_is_not_asked_where_health_urls_may_not_lead(canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:

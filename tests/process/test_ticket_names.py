@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from common.cli import usher
 from common.embedded import EmbeddedRedis
 from common.redis_client import Link
 from master.commands.follow import follow
+from master.owner_question import OwnerQuestion
+from master.web.health_url import parse_hosts
 from tests.process.crew import KEYS, Crew
 
 pytestmark = pytest.mark.process
@@ -85,6 +88,15 @@ def test_the_api_explains_it_by_path_but_for_dots_which_clients_take_out(held: H
     for ticket, entry in held.entries.items():
         if ticket not in (".", ".."):
             assert found(held.get(f"/api/tickets/{quote(ticket, safe='')}/explain").json()) == (ticket, [entry])
+
+
+def test_its_owner_says_what_it_does_with_it(held: Held) -> None:
+    [registered] = held.get("/api/consumers").json()["consumers"]
+    with closing(OwnerQuestion(parse_hosts("127.0.0.1"))) as ask_owner:
+        for ticket, entry in held.entries.items():
+            told = ask_owner(registered["health_url"], ticket)
+            assert told is not None, ticket
+            assert [own.id for own in told.entries] == [entry.encode()], ticket
 
 
 def test_who_is_not_there_is_not_found_and_what_cannot_be_is_refused(held: Held) -> None:
