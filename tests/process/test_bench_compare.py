@@ -92,7 +92,15 @@ def words_of(process: psutil.Process) -> list[str]:
 
 def test_ctrl_c_ends_all_that_was_started(folder: Path) -> None:
     words = [*USHER, "bench", "compare", "--messages", "1000", "--runs", "50", "--peer", "floor"]
-    running = subprocess.Popen(words, env=environ_for(folder), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    running = subprocess.Popen(
+        words,
+        env=environ_for(folder),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell has what it starts in the background ignore Ctrl-C
+    )
     until(lambda: any("common.bench.peers" in words_of(process) for process in processes_of(folder)), 100, "a peer's process")
     running.send_signal(signal.SIGINT)
     said, _ = running.communicate(timeout=60)
