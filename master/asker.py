@@ -127,12 +127,22 @@ class _Asking(urllib3.PoolManager):
         with self.pools.lock:
             pool: Any = self.connection_from_host(at.host, at.port, at.scheme, tls)
             pool.asked_s = now_s()  # it is not forgotten under our hands
-        response = pool.urlopen("GET", at.request_uri, headers={"Host": host}, timeout=timeout, redirect=False, preload_content=False)
+        asked = {"headers": {"Host": host}, "timeout": timeout, "redirect": False, "preload_content": False}
+        try:
+            response = pool.urlopen("GET", at.request_uri, **asked)
+        except urllib3.exceptions.ProtocolError:  # a kept connection may be closed at the moment at which it is used
+            if self._is_cut():
+                raise
+            response = pool.urlopen("GET", at.request_uri, **asked)
         try:
             answer = Answer(response.status, response.read(most_bytes, decode_content=False))  # as it came: what is packed is not unpacked
-            return Answer() if self._under_way[threading.get_ident()].is_cut else answer
+            return Answer() if self._is_cut() else answer
         finally:
             response.close()  # unless all of it was read: then the connection is kept
+
+    def _is_cut(self) -> bool:
+        question = self._under_way.get(threading.get_ident())
+        return question is not None and question.is_cut
 
     def answered(self) -> None:
         """This thread's question is over."""

@@ -211,7 +211,7 @@ class Dispatcher(Service):
             handed = self._hand_over()
         self._reject()
         self._save_position()
-        if found or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure:
+        if found or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure or self._rules_due:
             return 0.0
         if self._doorbell is not None and self._may_read() > 0:
             self._doorbell.arm(self._last_read)

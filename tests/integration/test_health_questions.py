@@ -90,6 +90,19 @@ def test_who_answers_200_is_well_and_is_told_nothing_about_us() -> None:
     assert b"authorization" not in heard[0].lower() and b"cookie" not in heard[0].lower()
 
 
+def test_a_kept_connection_that_is_closed_as_it_is_used_is_no_silence() -> None:
+    asked: list[bytes] = []
+
+    def answers_once(connection: socket.socket) -> None:
+        connection.sendall(_WELL)
+        asked.append(connection.recv(65_536))  # the next question, or nothing when the asker closes
+
+    with serving(answers_once) as (port, heard):
+        assert _ask(f"http://127.0.0.1:{port}/api/health", more=1)
+        assert len(heard) == 2
+    assert asked[0].startswith(b"GET "), "it came over the connection that was kept"
+
+
 def _endless(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 500 X\r\n\r\n")
     while True:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 
 def _bench(folder: Path, *words: str) -> dict[str, Any]:
-    ended = subprocess.run([*command_line(), "bench", *words, "--runs", "1", "--no-aof", "--json"], cwd=folder, capture_output=True, timeout=240)
+    ended = subprocess.run([*command_line(), "bench", *words, "--no-aof", "--json"], cwd=folder, capture_output=True, timeout=240)
     assert ended.returncode == 0, ended.stderr.decode()
     document: dict[str, Any] = orjson.loads(ended.stdout)
     assert document["machine"]["cores"]
@@ -23,7 +23,7 @@ def _bench(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work(tmp_path: Path) -> None:
-    document = _bench(tmp_path, "consumers", "--registered", "30", "--messages", "2000", "--consumers", "1")
+    document = _bench(tmp_path, "consumers", "--registered", "30", "--messages", "2000", "--consumers", "1", "--runs", "1")
     (run,) = document["runs"]
     assert run["registered"] == 30
     assert run["ratio"] == pytest.approx(run["messages_per_second"] / run["floor_per_second"], rel=0.05)
@@ -31,9 +31,19 @@ def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work
 
 
 def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
-    document = _bench(tmp_path, "latency", "--rate", "1000", "--seconds", "2", "--consumers", "1")
+    document = _bench(tmp_path, "latency", "--rate", "1000", "--seconds", "2", "--consumers", "1", "--runs", "1")
     (run,) = document["runs"]
     assert run["bare_timed"] == 2000
     assert run["timed"] >= 1800
     assert run["p99_ratio"] == pytest.approx(run["p99_ms"] / run["bare_p99_ms"], abs=0.01)
     assert document["bare_p50_ms"] == run["bare_p50_ms"] > 0
+
+
+def test_every_page_is_loaded_both_ways_while_messages_come(tmp_path: Path) -> None:
+    document = _bench(tmp_path, "page", "--pending", "200", "--rate", "100", "--gets", "3", "--consumers", "1")
+    rows = document["runs"]
+    assert {(row["page"], row["keep_alive"]) for row in rows} == {(row["page"], kept) for row in rows for kept in (True, False)}
+    assert {"/", "/tickets", "/consumers", "/dead-letters", "/streams", "/doctor"} <= {row["page"] for row in rows}
+    assert all(0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
+    assert document["p50_ms"] <= document["p99_ms"] <= document["max_ms"] == max(row["max_ms"] for row in rows)
+    assert rows[0]["entries"] > 200, "messages came meanwhile"
