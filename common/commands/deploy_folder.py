@@ -17,7 +17,7 @@ import jinja2
 
 from common.acl import acl_file
 from common.commands.supervision import command_line
-from common.embedded import find_redis_server
+from common.embedded import SERVER_VARIABLE, find_redis_server
 from common.errors import StartRefused
 from common.settings import CommonSettings, load
 
@@ -91,7 +91,8 @@ class Host:
         usher = _without(secrets, _words(*command_line()))
         made = []
         if "redis" in self.roles:
-            made.append(Program("redis", "redis", _without(secrets, f"{_words(str(find_redis_server()))} %(here)s/redis.conf"), 10, _OTHERS_STOP_S))
+            server = _words(str(find_redis_server(self.settings.get(SERVER_VARIABLE, ""))))
+            made.append(Program("redis", "redis", _without(secrets, f"{server} %(here)s/redis.conf"), 10, _OTHERS_STOP_S))
         if "master" in self.roles:
             for number, url in enumerate(self.own_masters(), 1):
                 bind = _bind(self.address, urlsplit(url).port or 80)
@@ -163,7 +164,6 @@ class Host:
         port = urlsplit(self.redis_url).port
         lines = [f'dir "{self.state / "redis"}"', f"bind {self.address}", f"port {port}", f'aclfile "{self.folder / "users.acl"}"']
         return (DEPLOY / "redis.conf").read_text("utf-8") + "\n# ---- this host ----\n\n" + "\n".join(lines) + "\n"
-
 
     def _users_acl(self) -> str:
         settings = load(CommonSettings, self.settings)

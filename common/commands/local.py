@@ -16,7 +16,7 @@ from pydantic import Field
 from common.commands.leader import is_well, living_consumers, somebody_leads
 from common.commands.preflight import check_programs
 from common.commands.supervision import Supervision, SupervisionLost, environment, master_urls
-from common.embedded import Up, announce, find_redis_server, prepare, running_up
+from common.embedded import Up, announce, prepare, running_up
 from common.errors import NotNow, ReplyUnknown, StartRefused
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.serving import check_address
@@ -94,9 +94,8 @@ def plan(settings: LocalSettings, environ: Mapping[str, str]) -> Plan:
         check_reachable(settings.redis_url)
         redis_url, redis_port = settings.redis_url, None
     else:
-        find_redis_server()
         redis_port = _redis_port(settings, folder)
-        prepared = prepare(folder, redis_port)
+        prepared = prepare(folder, redis_port, server=settings.redis_server)
         os.close(prepared.lock_fd)  # only looked: the server takes the lock itself
         redis_url = prepared.url
     own = {f"USHER_{name.upper()}" for name in LocalSettings.model_fields} | {"USHER_BIND"}

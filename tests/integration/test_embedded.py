@@ -240,7 +240,7 @@ def test_data_of_a_newer_redis_are_not_silently_ignored(tmp_path: Path, monkeypa
     older = tmp_path / "redis-server"
     older.write_text('#!/bin/sh\necho "Redis server v=6.2.14 sha=0 bits=64"\n')
     older.chmod(0o700)
-    monkeypatch.setattr(embedded, "find_redis_server", lambda: older)
+    monkeypatch.setattr(embedded, "find_redis_server", lambda wanted: older)
     with pytest.raises(StartRefused, match=r"written by Redis 7 or later; .* \(6\.2\.14\) cannot read them"):
         EmbeddedRedis(tmp_path).start()
 
@@ -249,7 +249,7 @@ def test_a_server_that_does_not_answer_in_time_is_taken_down(tmp_path: Path, mon
     mute = tmp_path / "redis-server"
     mute.write_text("#!/bin/sh\nexec sleep 60\n")
     mute.chmod(0o700)
-    monkeypatch.setattr(embedded, "find_redis_server", lambda: mute)
+    monkeypatch.setattr(embedded, "find_redis_server", lambda wanted: mute)
     with pytest.raises(StartRefused, match="does not answer in time"):
         EmbeddedRedis(tmp_path).start(ready_within_s=0.3)
 
@@ -312,6 +312,20 @@ def test_without_the_wheel_the_path_is_searched_and_then_the_setting_is_named(tm
     binary = tmp_path / "redis-server"
     binary.touch(mode=0o700)
     assert find_redis_server() == binary
+
+
+def test_the_server_that_is_set_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "valkey-server"
+    monkeypatch.setenv("USHER_REDIS_SERVER", str(binary))
+    with pytest.raises(StartRefused, match="USHER_REDIS_SERVER: there is no program"):
+        find_redis_server()
+    monkeypatch.delenv("USHER_REDIS_SERVER")
+    binary.symlink_to(find_redis_server())
+    assert find_redis_server(str(binary)) == binary
+    monkeypatch.setenv("USHER_REDIS_SERVER", str(binary))
+    with EmbeddedRedis(tmp_path) as server:
+        assert psutil.Process(server.pid).exe() == str(binary.resolve())
+        assert psutil.Process(server.pid).name() == "valkey-server"
 
 
 def _settings(state: Path, redis_url: str = "") -> MasterSettings:
