@@ -43,6 +43,8 @@ from master.membership import Membership
 from master.roster import read_roster
 from tests.integration.factories import FIELD, LEASE_MS, World
 
+#: Starts of a handler for one message.
+MAX_ATTEMPTS = 3
 _LEASE_S = LEASE_MS / 1000
 _STEP = re.compile(r"^(?:#!lua.*\n)?-- (\w+):")
 
@@ -232,7 +234,7 @@ class ConsumerActor:
         history: History,
         *,
         strict: bool = False,
-        max_attempts: int = 3,
+        max_attempts: int = MAX_ATTEMPTS,
         journal: Path | None = None,
         policy: str = SKIP,
     ) -> None:
