@@ -141,18 +141,23 @@ class LeaderSteps:
         """Carry out a plan; what was refused is in the reply. Raises RulesMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
-        args: list[Any] = [plan.lowest, plan.highest, plan.size, len(plan.targets)]
+        tickets: list[bytes] = []
+        ids: list[bytes] = []
+        targets: list[Any] = []
         for target in plan.targets:
             script_keys += (keys.lease(target.incarnation), keys.inbox(target.incarnation))
-            args += (target.incarnation, len(target.parts))
-            for part in target.parts:
-                args += (part.ticket, part.believed, b" ".join(part.ids))
-        args.append(self.rules_version)
+            unowned = [part for part in target.parts if not part.believed]
+            others = [part for part in target.parts if part.believed]
+            targets += (target.incarnation, len(unowned), len(others), *(part.believed for part in others))
+            for ticket, _, handed in unowned + others:
+                tickets.append(ticket)
+                ids.append(handed[0] if len(handed) == 1 else b" ".join(handed))
+        args = (plan.lowest, plan.highest, plan.size, self.rules_version, len(tickets), *tickets, *ids, *targets)
         began_ns = time.time_ns()
-        state, fence, *targets = self._run("hand_over", script_keys, args)
+        state, fence, *replies = self._run("hand_over", script_keys, args)
         if state == b"RULES":
             raise RulesMoved
-        answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in targets)
+        answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
         reply = HandOverReply(int(fence or 0), answers)
         self._counts.hand_over(plan, reply, began_ns)
         return reply
