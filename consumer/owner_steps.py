@@ -10,7 +10,7 @@ from common.attempts import Attempts, encode
 from common.errors import GroupMissing, OwnershipLost
 from common.keys import Keys
 from common.registration import Registration
-from common.scripts import ScriptRunner
+from common.scripts import ScriptRunner, ids_argument, sizes_argument
 
 
 class Renewal(NamedTuple):
@@ -75,10 +75,10 @@ class OwnerSteps:
 
     def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
         """Acknowledge finished messages, per ticket in id order."""
-        args = (self._keys.group, self._incarnation, run_record, run_log_length, len(by_ticket))
-        finished = [ids[0] if len(ids) == 1 else b" ".join(ids) for ids in by_ticket.values()]
+        each = by_ticket.values()
+        args = (self._keys.group, self._incarnation, run_record, run_log_length, ids_argument(each), sizes_argument(each))
         keys = self._keys
-        reply = self._scripts.run("ack", (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs), (*args, *by_ticket, *finished))
+        reply = self._scripts.run("ack", (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs), (*args, *by_ticket))
         self._check(reply[0])
         done, stale = dict(by_ticket), []
         if len(reply) > 1:

@@ -1,7 +1,7 @@
 -- ack: an owner's finished messages leave the pending list and the index; the run log gets their record.
 -- KEYS: 1 stream, 2 lease of the incarnation under which the entries were fetched, 3 tickets, 4 attempts, 5 runs
--- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 number of tickets, then the tickets, then for each
---       of them its finished ids in id order, separated by spaces
+-- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 the finished ids of all tickets, of each in id
+--       order, 6 the number of them of each ticket (both JSON: one long argument costs less than many), then the tickets
 -- Returns: {"LOST"} (no lease: all is stale, nothing happened) or {"OK", then of each ticket of which not all was done now: its number among
 --          the tickets, and "STALE" (another owner has it) or a list of "OK" / "GONE" per id}
 -- Why Lua: XACK asks nobody's name; anybody's late call would acknowledge somebody else's delivery. While the lease lives its entries
@@ -13,11 +13,12 @@
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 at_full_memory(KEYS[3])
-local stream, group, tickets_key, args, count = KEYS[1], ARGV[1], KEYS[3], ARGV, tonumber(ARGV[5])
-local find, match, sub = string.find, string.match, string.sub
-local records = records_of(tickets_key, args, 6, count)
+local stream, group, tickets_key, args = KEYS[1], ARGV[1], KEYS[3], ARGV
+local concat, match, sub = table.concat, string.match, string.sub
+local finished, sizes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
+local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
-local n = 0 -- of what is done
+local n, last = 0, 0 -- of what is done; of `finished`, the last id of the ticket
 -- A record of ours. One that nobody can read is not ours either.
 local OURS = '^' .. string.gsub(ARGV[2], '%W', '%%%0') .. ' %d+ (.*)$'
 
@@ -30,28 +31,26 @@ local function keep(ticket, record, ids, left)
   end
 end
 
-for i = 1, count do
-  local ticket, finished, record = args[5 + i], args[5 + count + i], records[i]
+for i = 1, #sizes do
+  local ticket, record, first = args[6 + i], records[i], last + 1
+  last = last + sizes[i]
+  local line = first == last and finished[first] or concat(finished, ' ', first, last)
   local ids = record and match(record, OURS)
   if record and not ids then
     reply[#reply + 1] = i
     reply[#reply + 1] = 'STALE'
-  elseif ids and (ids == finished or sub(ids, 1, #finished + 1) == finished .. ' ') then
+  elseif ids and (ids == line or sub(ids, 1, #line + 1) == line .. ' ') then
     -- The usual case: what is finished is what was handed over first.
-    if find(finished, ' ', 1, true) then
-      for id in string.gmatch(finished, '%S+') do
-        n = n + 1
-        done[n] = id
-      end
-    else
+    for k = first, last do
       n = n + 1
-      done[n] = finished
+      done[n] = finished[k]
     end
-    keep(ticket, record, ids, sub(ids, #finished + 2))
+    keep(ticket, record, ids, sub(ids, #line + 2))
   else
     local held, going, answer = {}, {}, {}
     for id in string.gmatch(ids or '', '%S+') do held[id] = true end
-    for id in string.gmatch(finished, '%S+') do
+    for k = first, last do
+      local id = finished[k]
       answer[#answer + 1] = held[id] and 'OK' or 'GONE'
       if held[id] then
         n = n + 1

@@ -1,9 +1,12 @@
 -- hand_over: the one way out of `master`: entries change owner, the index and the inboxes of the new owners say so.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, then for each target: its lease, its inbox
--- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 number of ids, 6 the version of the live rules that the plan was made by,
---       7 number of tickets, then the tickets, then for each of them its ids in id order, separated by spaces, both target by target; then
---       for each target: incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which
---       stand behind them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
+-- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 the version of the live rules that the plan was made by, 6 what
+--       separates tickets in an inbox record (common/streams.py: separator), 7 the ids of all tickets, of each in id order, 8 the number of
+--       them of each ticket (both JSON: one long argument costs less than many), then the tickets, all target by target; then for each
+--       target: incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which stand
+--       behind them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
+-- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
+--        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call.
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", fence of this call or "", then for each target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
@@ -20,16 +23,17 @@
 --- @include bury
 --- @include is_above
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
-if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[6] then return {'RULES', ''} end
-local stream, group, tickets_key, args, count = KEYS[1], ARGV[1], KEYS[3], ARGV, tonumber(ARGV[7])
-local find, gmatch, match = string.find, string.gmatch, string.match
+if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
+local stream, group, tickets_key, args, between = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6]
+local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
 -- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id.
-local names_at, ids_at = 7, 7 + count -- ticket number i is args[names_at + i], its ids are args[ids_at + i], its record is records[i]
-local records = records_of(tickets_key, args, names_at + 1, count)
+local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
+local names_at = 8 -- ticket number i is args[names_at + i], its record is records[i]
+local records = records_of(tickets_key, args, names_at + 1, #sizes)
 local parked = {}
-local limit = 2 * tonumber(ARGV[5]) + 100
+local limit = 2 * #ids + 100
 local rows = redis.call('XPENDING', stream, group, ARGV[3], ARGV[4], limit, 'master')
 for i = 1, #rows do parked[rows[i][1]] = true end
 local complete = #rows < limit
@@ -68,19 +72,21 @@ local function take(target, id)
   end
 end
 
-local targets, planned, wants_fence, i, at = {}, {}, false, 0, 8 + 2 * count
+local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at + 1 + #sizes
 redis.call('XLEN', KEYS[5])
 for t = 1, (#KEYS - 5) / 2 do
   local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
-  -- ids: what is claimed; given: tickets by number; fences: theirs, or false
-  local target = {name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0, given = {}, fences = {}, refused = {}, fresh = {}}
+  -- ids: what is claimed. Of what is given: numbers of tickets, their ids as one line, and their fences or false
+  local target = {name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0, given = {}, lines = {}, fences = {}, refused = {}, fresh = {}}
   targets[t] = target
   target.state = STATES[redis.call('GET', KEYS[4 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
     redis.call('XLEN', target.inbox) -- what is no stream fails here, before anything has changed
     local n, wants = 0, false
     for p = 1, unowned + others do
-      local ticket, ids, record, believed = args[names_at + i + p], args[ids_at + i + p], records[i + p], p > unowned and args[at + 2 + p - unowned]
+      local ticket, record, believed = args[names_at + i + p], records[i + p], p > unowned and args[at + 2 + p - unowned]
+      local first = last + 1
+      last = last + sizes[i + p]
       local granted, fence, returned = not planned[ticket], false, nil -- twice in one plan would be two owners
       planned[ticket] = true
       if granted and record then
@@ -91,11 +97,7 @@ for t = 1, (#KEYS - 5) / 2 do
       end
       if granted then
         local before = target.size
-        if find(ids, ' ', 1, true) then
-          for id in gmatch(ids, '%S+') do take(target, id) end
-        else
-          take(target, ids)
-        end
+        for k = first, last do take(target, ids[k]) end
         if returned and begins_late(returned, target.ids[before + 1]) then
           granted = false
           for k = before + 1, target.size do target.ids[k] = nil end
@@ -105,6 +107,7 @@ for t = 1, (#KEYS - 5) / 2 do
       if granted then
         n = n + 1
         target.given[n], target.fences[n] = i + p, fence
+        target.lines[n] = first == last and ids[first] or concat(ids, ' ', first, last)
         wants = wants or not fence
         if believed and not record then target.fresh[#target.fresh + 1] = ticket end
       else
@@ -112,6 +115,8 @@ for t = 1, (#KEYS - 5) / 2 do
       end
     end
     wants_fence = wants_fence or target.state == 'OK' and wants
+  else
+    for p = 1, unowned + others do last = last + sizes[i + p] end
   end
   i, at = i + unowned + others, at + 3 + others
 end
@@ -155,25 +160,26 @@ for _, target in ipairs(targets) do
   local gone = {}
   if target.state == 'OK' then
     local has, over = claim(target), target.over
-    local record_args, inbox_args, n, new = {}, {}, 0, target.name .. ' ' .. fence .. ' '
+    local record_args, tickets, lines, n, new = {}, {}, {}, 0, target.name .. ' ' .. fence .. ' '
     for g = 1, #target.given do
       local number, own = target.given[g], target.fences[g]
-      local ticket, ids = args[names_at + number], args[ids_at + number]
+      local ticket, line = args[names_at + number], target.lines[g]
       if over or has then
         over = over or {}
-        ids = left_of(target, ticket, ids, over, has, gone)
+        line = left_of(target, ticket, line, over, has, gone)
       end
-      if ids ~= '' then
-        record_args[n + 1], inbox_args[n + 1] = ticket, ticket
-        record_args[n + 2] = own and records[number] .. ' ' .. ids or new .. ids
-        inbox_args[n + 2] = (own or fence) .. ' ' .. ids
-        n = n + 2
+      if line ~= '' then
+        n = n + 1
+        tickets[n], lines[n] = ticket, own and own .. ' ' .. line or line
+        record_args[2 * n - 1], record_args[2 * n] = ticket, own and records[number] .. ' ' .. line or new .. line
       elseif not own then
         redis.call('HDEL', tickets_key, ticket)
       end
     end
-    in_chunks(n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
-    in_chunks(n, function(from, to) redis.call('XADD', target.inbox, '*', unpack(inbox_args, from, to)) end)
+    in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
+    if n > 0 then
+      redis.call('XADD', target.inbox, '*', 'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'))
+    end
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import OwnershipLost
+from common.scripts import ids_argument, sizes_argument
 from consumer.owner_steps import AckAnswer
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, plan
 
@@ -13,7 +14,8 @@ def _ack(world: World, owner: Owner, *lines: bytes, record: bytes = b"", length:
     """The bare script's answer, for each ticket: it tells only of those of which not all was done."""
     keys, tickets = world.keys, lines[::2]
     script_keys = (keys.stream, keys.lease(owner.incarnation), keys.tickets, keys.attempts, keys.runs)
-    args = (keys.group, owner.incarnation, record, length, len(tickets), *tickets, *lines[1::2])
+    each = [line.split() for line in lines[1::2]]
+    args = (keys.group, owner.incarnation, record, length, ids_argument(each), sizes_argument(each), *tickets)
     state, *told = world.scripts.run("ack", script_keys, args)
     by_number = dict(zip(told[::2], told[1::2], strict=True))
     assert b"OK" not in by_number.values()

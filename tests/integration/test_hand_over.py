@@ -357,6 +357,14 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     assert world.state().index.keys() == {ticket, b"other"}
 
 
+def test_tickets_of_any_bytes_go_in_one_call(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    parts = {name: world.parked(leader, name) for name in NASTY_TICKETS}
+    leader.hand_over(plan(a, parts))
+    assert {part.ticket: part.ids for part in world.inbox(a)} == parts
+    assert world.state().index.keys() == parts.keys()
+
+
 def test_a_ticket_twice_in_a_plan_is_handed_over_once(world: World) -> None:
     """That would be a mistake of the planner, and two owners of one ticket."""
     leader, a, b = world.elect(), world.join("a"), world.join("b")
