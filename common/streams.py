@@ -61,14 +61,29 @@ def _record_or_none(value: bytes | None) -> Record | None:
         return None
 
 
+def separator(tickets: Sequence[bytes]) -> bytes:
+    """What may stand between any of these tickets so that it can be told where one ends: a line feed, or, when one of them has that, more than
+    is in any of them, which cannot begin before its beginning either."""
+    return b"\n" if b"\n" not in b"".join(tickets) else b"\n" + b"0" * max(map(len, tickets))
+
+
 def parse_inbox(reply: Any) -> Iterator[tuple[bytes, list[HandOver]]]:
     """(record id, hand-overs) of an XREAD reply on one inbox; an empty reply gives nothing."""
     for record_id, fields in reply[0][1] if reply else ():
-        parts = []
+        yield record_id, list(_hand_overs(fields))
+
+
+def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
+    if len(fields) != 8 or not fields[3].startswith(b"\n"):  # of a leader of a former version: ticket, "fence id id", ticket, ...
         for at in range(0, len(fields), 2):
             fence, *ids = fields[at + 1].split(b" ")
-            parts.append(HandOver(fields[at], int(fence), ids))
-        yield record_id, parts
+            yield HandOver(fields[at], int(fence), ids)
+        return
+    given, between, tickets, lines = fields[1::2]
+    of_call = int(given or 0)
+    for ticket, line in zip(tickets.split(between), lines.split(b"\n"), strict=True):
+        ids = line.split(b" ")
+        yield HandOver(ticket, of_call if b"-" in ids[0] else int(ids.pop(0)), ids)
 
 
 def read_inbox_command(inbox: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:

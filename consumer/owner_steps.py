@@ -10,7 +10,7 @@ from common.attempts import Attempts, encode
 from common.errors import GroupMissing, OwnershipLost
 from common.keys import Keys
 from common.registration import Registration
-from common.scripts import ScriptRunner
+from common.scripts import ScriptRunner, ids_argument, sizes_argument
 
 
 class Renewal(NamedTuple):
@@ -75,19 +75,17 @@ class OwnerSteps:
 
     def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
         """Acknowledge finished messages, per ticket in id order."""
-        args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
-        for ticket, ids in by_ticket.items():
-            args += (ticket, b" ".join(ids))
+        each = by_ticket.values()
+        args = (self._keys.group, self._incarnation, run_record, run_log_length, ids_argument(each), sizes_argument(each))
         keys = self._keys
-        reply = self._scripts.run("ack", (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs), args)
+        reply = self._scripts.run("ack", (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs), (*args, *by_ticket))
         self._check(reply[0])
-        done: dict[bytes, Sequence[bytes]] = {}
-        stale = []
-        for (ticket, ids), answer in zip(by_ticket.items(), reply[1:], strict=True):
-            if answer == b"STALE":
-                stale.append(ticket)
-            else:
-                done[ticket] = ids  # OK or GONE, each: Redis has it as done
+        done, stale = dict(by_ticket), []
+        if len(reply) > 1:
+            tickets = list(by_ticket)
+            stale = [tickets[number - 1] for number, answer in zip(reply[1::2], reply[2::2], strict=True) if answer == b"STALE"]
+            for ticket in stale:
+                del done[ticket]  # of all others OK or GONE, each: Redis has it as done
         return AckAnswer(done, stale)
 
     def dead_letter(self, letter: Letter) -> Buried:

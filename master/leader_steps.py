@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from common.errors import Fenced, UsherError
 from common.keys import Keys, LogKeys
 from common.message import LONGEST_TICKET
-from common.scripts import ScriptRunner
+from common.scripts import ScriptRunner, ids_argument, sizes_argument
 from common.stream_id import Position
+from common.streams import separator
 from master.counts import LeaderCounts
-from master.policy.plans import HandOverPlan, HandOverReply, TargetReply
+from master.policy.plans import HandOverPlan, HandOverReply, Part, TargetReply
 from master.policy.ruled import Condemned
 
 
@@ -141,18 +142,22 @@ class LeaderSteps:
         """Carry out a plan; what was refused is in the reply. Raises RulesMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
-        args: list[Any] = [plan.lowest, plan.highest, plan.size, len(plan.targets)]
+        parts: list[Part] = []
+        targets: list[Any] = []
         for target in plan.targets:
             script_keys += (keys.lease(target.incarnation), keys.inbox(target.incarnation))
-            args += (target.incarnation, len(target.parts))
-            for part in target.parts:
-                args += (part.ticket, part.believed, b" ".join(part.ids))
-        args.append(self.rules_version)
+            unowned = [part for part in target.parts if not part.believed]
+            others = [part for part in target.parts if part.believed]
+            targets += (target.incarnation, len(unowned), len(others), *(part.believed for part in others))
+            parts += unowned
+            parts += others
+        tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]
+        args = (plan.lowest, plan.highest, self.rules_version, separator(tickets), ids_argument(ids), sizes_argument(ids), *tickets, *targets)
         began_ns = time.time_ns()
-        state, fence, *targets = self._run("hand_over", script_keys, args)
+        state, fence, *replies = self._run("hand_over", script_keys, args)
         if state == b"RULES":
             raise RulesMoved
-        answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in targets)
+        answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
         reply = HandOverReply(int(fence or 0), answers)
         self._counts.hand_over(plan, reply, began_ns)
         return reply

@@ -1,69 +1,73 @@
 -- ack: an owner's finished messages leave the pending list and the index; the run log gets their record.
 -- KEYS: 1 stream, 2 lease of the incarnation under which the entries were fetched, 3 tickets, 4 attempts, 5 runs
--- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, then for each ticket:
---       ticket, its finished ids in id order, separated by spaces
--- Returns: {"LOST"} (no lease: all is stale, nothing happened) or {"OK", then for each ticket: "OK", "STALE" (another owner has it), or a
---          list of "OK" / "GONE" per id}
+-- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 the finished ids of all tickets, of each in id
+--       order, 6 the number of them of each ticket (both JSON: one long argument costs less than many), then the tickets
+-- Returns: {"LOST"} (no lease: all is stale, nothing happened) or {"OK", then of each ticket of which not all was done now: its number among
+--          the tickets, and "STALE" (another owner has it) or a list of "OK" / "GONE" per id}
 -- Why Lua: XACK asks nobody's name; anybody's late call would acknowledge somebody else's delivery. While the lease lives its entries
 --          cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
 --- @include record
 --- @include in_chunks
+--- @include records_of
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 at_full_memory(KEYS[3])
-local stream, group, tickets_key, me = KEYS[1], ARGV[1], KEYS[3], ARGV[2]
-local names = {}
-for at = 5, #ARGV, 2 do names[#names + 1] = ARGV[at] end
-local records = {}
-in_chunks(#names, function(from, to)
-  local found = redis.call('HMGET', tickets_key, unpack(names, from, to))
-  for i = 1, #found do records[from + i - 1] = found[i] end
-end)
+local stream, group, tickets_key, args = KEYS[1], ARGV[1], KEYS[3], ARGV
+local concat, match, sub = table.concat, string.match, string.sub
+local finished, sizes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
+local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
-for n = 1, #names do
-  local finished, record = ARGV[4 + 2 * n], records[n]
-  local owner, fence, ids
-  if record then owner, fence, ids = read_record(record) end
-  if record and owner ~= me then -- a record that nobody can read is not ours either
-    reply[n + 1] = 'STALE'
-  elseif owner and string.sub(ids .. ' ', 1, #finished + 1) == finished .. ' ' then
+local n, last = 0, 0 -- of what is done; of `finished`, the last id of the ticket
+-- A record of ours. One that nobody can read is not ours either.
+local OURS = '^' .. string.gsub(ARGV[2], '%W', '%%%0') .. ' %d+ (.*)$'
+
+local function keep(ticket, record, ids, left)
+  if left == '' then
+    freed[#freed + 1] = ticket
+  else
+    changed[#changed + 1] = ticket
+    changed[#changed + 1] = sub(record, 1, #record - #ids) .. left
+  end
+end
+
+for i = 1, #sizes do
+  local ticket, record, first = args[6 + i], records[i], last + 1
+  last = last + sizes[i]
+  local line = first == last and finished[first] or concat(finished, ' ', first, last)
+  local ids = record and match(record, OURS)
+  if record and not ids then
+    reply[#reply + 1] = i
+    reply[#reply + 1] = 'STALE'
+  elseif ids and (ids == line or sub(ids, 1, #line + 1) == line .. ' ') then
     -- The usual case: what is finished is what was handed over first.
-    for id in string.gmatch(finished, '%S+') do done[#done + 1] = id end
-    if #ids == #finished then
-      freed[#freed + 1] = names[n]
-    else
-      changed[#changed + 1] = names[n]
-      changed[#changed + 1] = owner .. ' ' .. fence .. ' ' .. string.sub(ids, #finished + 2)
+    for k = first, last do
+      n = n + 1
+      done[n] = finished[k]
     end
-    reply[n + 1] = 'OK'
+    keep(ticket, record, ids, sub(ids, #line + 2))
   else
     local held, going, answer = {}, {}, {}
     for id in string.gmatch(ids or '', '%S+') do held[id] = true end
-    for id in string.gmatch(finished, '%S+') do
+    for k = first, last do
+      local id = finished[k]
       answer[#answer + 1] = held[id] and 'OK' or 'GONE'
       if held[id] then
-        done[#done + 1] = id
+        n = n + 1
+        done[n] = id
         going[id] = true
       end
     end
-    if next(going) then
-      local left = without(ids, going)
-      if left == '' then
-        freed[#freed + 1] = names[n]
-      else
-        changed[#changed + 1] = names[n]
-        changed[#changed + 1] = owner .. ' ' .. fence .. ' ' .. left
-      end
-    end
-    reply[n + 1] = answer
+    if next(going) then keep(ticket, record, ids, without(ids, going)) end
+    reply[#reply + 1] = i
+    reply[#reply + 1] = answer
   end
 end
-in_chunks(#done, function(from, to) redis.call('XACK', stream, group, unpack(done, from, to)) end)
+in_chunks(n, function(from, to) redis.call('XACK', stream, group, unpack(done, from, to)) end)
 in_chunks(#freed, function(from, to) redis.call('HDEL', tickets_key, unpack(freed, from, to)) end)
 in_chunks(#changed, function(from, to) redis.call('HSET', tickets_key, unpack(changed, from, to)) end)
-if #done > 0 and redis.call('EXISTS', KEYS[4]) == 1 then
-  in_chunks(#done, function(from, to) redis.call('HDEL', KEYS[4], unpack(done, from, to)) end)
+if n > 0 and redis.call('EXISTS', KEYS[4]) == 1 then
+  in_chunks(n, function(from, to) redis.call('HDEL', KEYS[4], unpack(done, from, to)) end)
 end
-if ARGV[3] ~= '' and #done > 0 then redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', ARGV[3]) end
+if ARGV[3] ~= '' and n > 0 then redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', ARGV[3]) end
 return reply

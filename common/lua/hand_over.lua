@@ -1,9 +1,12 @@
 -- hand_over: the one way out of `master`: entries change owner, the index and the inboxes of the new owners say so.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, then for each target: its lease, its inbox
--- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 number of ids, 6 number of targets, then for each target:
---       incarnation, number of tickets, and for each ticket: ticket, the record's head as the plan believes it
---       ("" = no record, else "<owner> <fence>"), its ids in id order, separated by spaces;
---       last the version of the live rules that the plan was made by
+-- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 the version of the live rules that the plan was made by, 6 what
+--       separates tickets in an inbox record (common/streams.py: separator), 7 the ids of all tickets, of each in id order, 8 the number of
+--       them of each ticket (both JSON: one long argument costs less than many), then the tickets, all target by target; then for each
+--       target: incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which stand
+--       behind them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
+-- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
+--        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call.
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", fence of this call or "", then for each target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
@@ -16,35 +19,21 @@
 --- @include next_number
 --- @include record
 --- @include in_chunks
+--- @include records_of
 --- @include bury
 --- @include is_above
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
-local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[3]
+if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
+local stream, group, tickets_key, args, between = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6]
+local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
--- 1. The plan as it came.
-local targets, names, at = {}, {}, 7
-for t = 1, tonumber(ARGV[6]) do
-  local target = {name = ARGV[at], lease = KEYS[4 + 2 * t], inbox = KEYS[5 + 2 * t], first = #names + 1, parts = {}, refused = {}}
-  local count = tonumber(ARGV[at + 1])
-  at = at + 2
-  for p = 1, count do
-    target.parts[p] = {ticket = ARGV[at], believed = ARGV[at + 1], ids = ARGV[at + 2]}
-    names[#names + 1] = ARGV[at]
-    at = at + 3
-  end
-  targets[t] = target
-end
-if (redis.call('HGET', KEYS[4], 'rules') or '') ~= (ARGV[at] or '') then return {'RULES', ''} end
-
--- 2. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id.
-local records = {}
-in_chunks(#names, function(from, to)
-  local found = redis.call('HMGET', tickets_key, unpack(names, from, to))
-  for i = 1, #found do records[from + i - 1] = found[i] end
-end)
+-- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id.
+local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
+local names_at = 8 -- ticket number i is args[names_at + i], its record is records[i]
+local records = records_of(tickets_key, args, names_at + 1, #sizes)
 local parked = {}
-local limit = 2 * tonumber(ARGV[5]) + 100
+local limit = 2 * #ids + 100
 local rows = redis.call('XPENDING', stream, group, ARGV[3], ARGV[4], limit, 'master')
 for i = 1, #rows do parked[rows[i][1]] = true end
 local complete = #rows < limit
@@ -53,125 +42,145 @@ local function is_parked(id, elsewhere)
   return parked[id] or ((elsewhere or not complete) and #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1)
 end
 
--- 3. Per target and ticket: may it be handed over?
-local planned = {}
-local function may_have(target, part, record)
-  if planned[part.ticket] then return false end -- twice in one plan would be two owners
-  planned[part.ticket] = true
-  if not record then
-    -- Nothing of the ticket is in processing. That its former owner's acknowledgement came before its report is the usual case.
-    part.fresh = part.believed ~= ''
-    return part.believed == '' or string.match(part.believed, '^%S+') == target.name
-  end
+-- 2. Per target and ticket: may it be handed over?
+-- Of a ticket that has a record: whether the target may have it, under which fence if it keeps one, and what of it was given back.
+local function may_have(name, record, believed)
   local owner, fence, ids = read_record(record)
-  if not owner or part.believed ~= owner .. ' ' .. fence then return false end
-  if owner == target.name then
-    part.fence, part.before = fence, ids .. ' '
-    return true
-  end
-  part.returned = ids
-  return owner == 'returned'
+  if not owner or believed ~= owner .. ' ' .. fence then return false end
+  if owner == name then return true, fence end
+  return owner == 'returned', false, ids
 end
 
 -- Given back by a drain: whoever gets the ticket must begin with its lowest entry that is still pending, or below it.
-local function begins_late(part, first)
-  for id in string.gmatch(part.returned, '%S+') do
+local function begins_late(returned, first)
+  for id in gmatch(returned, '%S+') do
     if is_parked(id, true) then return first and is_above(first, id) end
   end
   return false
 end
 
-local wants_fence = false
-redis.call('XLEN', KEYS[5])
-for _, target in ipairs(targets) do
-  target.state = STATES[redis.call('GET', target.lease) or ''] or 'LOST'
-  target.ids = {}
-  if target.state == 'OK' then
-    redis.call('XLEN', target.inbox) -- what is no stream fails here, before anything has changed
-    for p, part in ipairs(target.parts) do
-      if may_have(target, part, records[target.first + p - 1]) then
-        local before = #target.ids
-        for id in string.gmatch(part.ids, '%S+') do
-          if is_parked(id) then
-            target.ids[#target.ids + 1] = id
-          elseif #redis.call('XPENDING', stream, group, id, id, 1) == 0 then
-            part.over = part.over or {}
-            part.over[id] = true
-          else
-            target.state = 'STRAY'
-          end
-        end
-        part.granted = not (part.returned and begins_late(part, target.ids[before + 1]))
-        if not part.granted then
-          for i = before + 1, #target.ids do target.ids[i] = nil end
-        end
-      end
-      if part.granted then
-        target.wants_fence = target.wants_fence or not part.fence
-      else
-        target.refused[#target.refused + 1] = part.ticket
-      end
-    end
-    wants_fence = wants_fence or target.state == 'OK' and target.wants_fence
+-- What becomes of an id: it is claimed, or over, or the target's part ends here.
+local function take(target, id)
+  if is_parked(id) then
+    target.size = target.size + 1
+    target.ids[target.size] = id
+  elseif #redis.call('XPENDING', stream, group, id, id, 1) == 0 then
+    target.over = target.over or {}
+    target.over[id] = true
+  else
+    target.state = 'STRAY'
   end
 end
 
--- 4. Write. The number comes first: it needs memory, so a full server refuses the call before anything has changed.
+local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at + 1 + #sizes
+redis.call('XLEN', KEYS[5])
+for t = 1, (#KEYS - 5) / 2 do
+  local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
+  -- ids: what is claimed. Of what is given: numbers of tickets, their ids as one line, and their fences or false
+  local target = {name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0, given = {}, lines = {}, fences = {}, refused = {}, fresh = {}}
+  targets[t] = target
+  target.state = STATES[redis.call('GET', KEYS[4 + 2 * t]) or ''] or 'LOST'
+  if target.state == 'OK' then
+    redis.call('XLEN', target.inbox) -- what is no stream fails here, before anything has changed
+    local n, wants = 0, false
+    for p = 1, unowned + others do
+      local ticket, record, believed = args[names_at + i + p], records[i + p], p > unowned and args[at + 2 + p - unowned]
+      local first = last + 1
+      last = last + sizes[i + p]
+      local granted, fence, returned = not planned[ticket], false, nil -- twice in one plan would be two owners
+      planned[ticket] = true
+      if granted and record then
+        granted, fence, returned = may_have(name, record, believed or '')
+      elseif granted and believed then
+        -- Nothing of the ticket is in processing: its former owner's acknowledgement came before its report.
+        granted = match(believed, '^%S+') == name
+      end
+      if granted then
+        local before = target.size
+        for k = first, last do take(target, ids[k]) end
+        if returned and begins_late(returned, target.ids[before + 1]) then
+          granted = false
+          for k = before + 1, target.size do target.ids[k] = nil end
+          target.size = before
+        end
+      end
+      if granted then
+        n = n + 1
+        target.given[n], target.fences[n] = i + p, fence
+        target.lines[n] = first == last and ids[first] or concat(ids, ' ', first, last)
+        wants = wants or not fence
+        if believed and not record then target.fresh[#target.fresh + 1] = ticket end
+      else
+        target.refused[#target.refused + 1] = ticket
+      end
+    end
+    wants_fence = wants_fence or target.state == 'OK' and wants
+  else
+    for p = 1, unowned + others do last = last + sizes[i + p] end
+  end
+  i, at = i + unowned + others, at + 3 + others
+end
+
+-- 3. Write. The number comes first: it needs memory, so a full server refuses the call before anything has changed.
+-- Claim the target's ids; those that it got, unless it got all.
+local function claim(target)
+  local ids, claimed, has = target.ids, 0, {}
+  in_chunks(target.size, function(from, to)
+    local following = ids[to + 1]
+    ids[to + 1] = 'JUSTID'
+    local got = redis.call('XCLAIM', stream, group, target.name, '0', unpack(ids, from, to + 1))
+    ids[to + 1] = following
+    claimed = claimed + #got
+    if claimed < to then
+      for k = 1, #got do has[got[k]] = true end
+    end
+  end)
+  return claimed < target.size and has
+end
+
+-- A ticket's ids without those that are over. Redis >= 7 drops an entry whose body is gone from the pending list instead of claiming it: it
+-- ends as a dead letter here.
+local function left_of(target, ticket, ids, over, has, gone)
+  for id in gmatch(ids, '%S+') do
+    if over[id] then
+      gone[#gone + 1] = id
+    elseif has and not has[id] and #redis.call('XPENDING', stream, group, id, id, 1, target.name) == 0 then
+      over[id] = true
+      gone[#gone + 1] = id
+      bury(KEYS[5], id, ticket, 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)
+    end
+  end
+  return without(ids, over)
+end
+
 local fence = ''
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 local reply = {'OK', fence}
 for _, target in ipairs(targets) do
-  local gone, fresh = {}, {}
+  local gone = {}
   if target.state == 'OK' then
-    local claimed = 0
-    local has = {}
-    in_chunks(#target.ids, function(from, to)
-      local command = {'XCLAIM', stream, group, target.name, '0'}
-      for i = from, to do command[#command + 1] = target.ids[i] end
-      command[#command + 1] = 'JUSTID'
-      local got = redis.call(unpack(command))
-      claimed = claimed + #got
-      if claimed < to then
-        for i = 1, #got do has[got[i]] = true end
+    local has, over = claim(target), target.over
+    local record_args, tickets, lines, n, new = {}, {}, {}, 0, target.name .. ' ' .. fence .. ' '
+    for g = 1, #target.given do
+      local number, own = target.given[g], target.fences[g]
+      local ticket, line = args[names_at + number], target.lines[g]
+      if over or has then
+        over = over or {}
+        line = left_of(target, ticket, line, over, has, gone)
       end
-    end)
-    local whole = claimed == #target.ids
-    local record_args, inbox_args = {}, {}
-    for _, part in ipairs(target.parts) do
-      if part.granted then
-        local ids = part.ids
-        if part.over or not whole then
-          -- Redis >= 7 drops an entry whose body is gone from the pending list instead of claiming it: it ends as a dead letter here.
-          local over = part.over or {}
-          for id in string.gmatch(ids, '%S+') do
-            if over[id] then
-              gone[#gone + 1] = id
-            elseif not has[id] and #redis.call('XPENDING', stream, group, id, id, 1, target.name) == 0 then
-              over[id] = true
-              gone[#gone + 1] = id
-              bury(KEYS[5], id, part.ticket, 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)
-            end
-          end
-          ids = without(ids, over)
-        end
-        local mine = part.fence or fence
-        if part.fresh then fresh[#fresh + 1] = part.ticket end
-        if ids ~= '' then
-          local n = #record_args
-          record_args[n + 1] = part.ticket
-          record_args[n + 2] = target.name .. ' ' .. mine .. ' ' .. (part.before or '') .. ids
-          inbox_args[n + 1] = part.ticket
-          inbox_args[n + 2] = mine .. ' ' .. ids
-        elseif not part.before then
-          redis.call('HDEL', tickets_key, part.ticket)
-        end
+      if line ~= '' then
+        n = n + 1
+        tickets[n], lines[n] = ticket, own and own .. ' ' .. line or line
+        record_args[2 * n - 1], record_args[2 * n] = ticket, own and records[number] .. ' ' .. line or new .. line
+      elseif not own then
+        redis.call('HDEL', tickets_key, ticket)
       end
     end
-    if #record_args > 0 then
-      in_chunks(#record_args, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
-      in_chunks(#inbox_args, function(from, to) redis.call('XADD', target.inbox, '*', unpack(inbox_args, from, to)) end)
+    in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
+    if n > 0 then
+      redis.call('XADD', target.inbox, '*', 'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'))
     end
   end
-  reply[#reply + 1] = {target.state, target.refused, gone, fresh}
+  reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end
 return reply

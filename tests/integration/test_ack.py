@@ -5,15 +5,21 @@ from __future__ import annotations
 import pytest
 
 from common.errors import OwnershipLost
+from common.scripts import ids_argument, sizes_argument
 from consumer.owner_steps import AckAnswer
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, plan
 
 
 def _ack(world: World, owner: Owner, *lines: bytes, record: bytes = b"", length: int = 0) -> list[object]:
-    """The bare script's answer."""
-    keys = world.keys
+    """The bare script's answer, for each ticket: it tells only of those of which not all was done."""
+    keys, tickets = world.keys, lines[::2]
     script_keys = (keys.stream, keys.lease(owner.incarnation), keys.tickets, keys.attempts, keys.runs)
-    return list(world.scripts.run("ack", script_keys, (keys.group, owner.incarnation, record, length, *lines)))
+    each = [line.split() for line in lines[1::2]]
+    args = (keys.group, owner.incarnation, record, length, ids_argument(each), sizes_argument(each), *tickets)
+    state, *told = world.scripts.run("ack", script_keys, args)
+    by_number = dict(zip(told[::2], told[1::2], strict=True))
+    assert b"OK" not in by_number.values()
+    return [state, *(by_number.get(number, b"OK") for number in range(1, len(tickets) + 1))]
 
 
 def test_a_finished_beginning_leaves_and_the_rest_stays_in_its_order(world: World) -> None:

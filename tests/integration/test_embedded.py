@@ -95,6 +95,15 @@ def test_it_is_configured_to_keep_everything(tmp_path: Path) -> None:
         assert _call(server.url, "CONFIG", "GET", "dir") == [b"dir", os.fsencode(server.folder)]
 
 
+def test_it_is_tuned_for_our_keys_as_the_deployed_one_is(tmp_path: Path) -> None:
+    deployed = (Path(__file__).parents[2] / "deploy" / "redis.conf").read_text("utf-8").splitlines()
+    with EmbeddedRedis(tmp_path) as server:
+        for line in embedded.TUNING:
+            name, value = line.split()
+            assert _call(server.url, "CONFIG", "GET", name) == [name.encode(), value.encode()]
+            assert line in deployed
+
+
 def test_it_listens_on_loopback_only_and_wants_the_password(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
         listening = [one.laddr.ip for one in psutil.Process(server.pid).net_connections("inet") if one.status == psutil.CONN_LISTEN]

@@ -53,6 +53,22 @@ def test_a_ticket_keeps_its_fence_while_its_owner_has_entries_of_it(world: World
     assert world.link.call("HGETALL", world.keys.counters) == counters
 
 
+def test_tickets_with_and_without_an_owner_go_together_in_any_order(world: World) -> None:
+    """Each ticket gets its own ids under its own fence, although the script is told of those without an owner first."""
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    owned = {name: world.owned(leader, owner, name) for owner, name in ((a, b"T"), (b, b"V"), (a, b"X"))}
+    believed = {name: world.head(name) for name in owned}
+    more = {name: world.parked(leader, name) + world.parked(leader, name) for name in (b"T", b"U", b"V", b"W", b"X", b"Y")}
+    to_a, to_b = {name: more[name] for name in (b"T", b"U", b"X")}, {name: more[name] for name in (b"V", b"Y", b"W")}
+    reply = leader.hand_over(plans((a, to_a), (b, to_b), believed=believed))
+    assert reply.targets == (("OK", [], [], []), ("OK", [], [], []))
+    for owner, parts in ((a, to_a), (b, to_b)):
+        for name, ids in parts.items():
+            fence = int(believed[name].split()[1]) if name in believed else reply.fence
+            assert world.record(name) == (owner.name, fence, owned.get(name, []) + ids)
+            assert HandOver(name, fence, ids) in world.inbox(owner)
+
+
 def test_a_lower_id_that_comes_late_is_noted_behind_what_was_handed_over(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     early, late = world.parked(leader, b"T", b"999-10", b"1000-1")
@@ -339,6 +355,14 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     second = world.owned(leader, a, ticket)
     assert [(part.ticket, part.ids) for part in world.inbox(a)] == [(ticket, first), (b"other", other), (ticket, second)]
     assert world.state().index.keys() == {ticket, b"other"}
+
+
+def test_tickets_of_any_bytes_go_in_one_call(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    parts = {name: world.parked(leader, name) for name in NASTY_TICKETS}
+    leader.hand_over(plan(a, parts))
+    assert {part.ticket: part.ids for part in world.inbox(a)} == parts
+    assert world.state().index.keys() == parts.keys()
 
 
 def test_a_ticket_twice_in_a_plan_is_handed_over_once(world: World) -> None:

@@ -154,10 +154,10 @@ def test_entries_of_a_read_whose_reply_was_lost_are_handed_over_first(stage: Sta
 _OBEYS = (
     LuaEdit(
         "hand_over",
-        "if not owner or part.believed ~= owner .. ' ' .. fence then return false end",
-        "if part.believed == '' then return true end",
+        "if not owner or believed ~= owner .. ' ' .. fence then return false end",
+        "if believed == '' then return true end",
     ),
-    LuaEdit("hand_over", "target.state = 'STRAY'", "target.ids[#target.ids + 1] = id"),
+    LuaEdit("hand_over", "target.state = 'STRAY'", "target.size = target.size + 1; target.ids[target.size] = id"),
 )
 
 
@@ -308,7 +308,7 @@ def test_a_leader_that_has_forgotten_an_owner_is_refused_and_reads_again(stage: 
 @rule(
     mutant(
         "a ticket that was given back may begin with any of its entries",
-        LuaEdit("hand_over", "not (part.returned and begins_late(part, target.ids[before + 1]))", "true"),
+        LuaEdit("hand_over", "returned and begins_late(returned, target.ids[before + 1])", "false"),
     )
 )
 def test_a_ticket_that_was_given_back_goes_on_with_its_lowest_entry(stage: Stage) -> None:

@@ -153,7 +153,7 @@ def test_a_batch_whose_reply_is_not_known_is_sent_again_before_later_ones(stage:
 
 
 _NO_LEASE = LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end", "")
-_NO_OWNER = LuaEdit("ack", "if record and owner ~= me then", "if false then")
+_NO_OWNER = LuaEdit("ack", "string.gsub(ARGV[2], '%W', '%%%0')", "'%S+'")
 
 
 @rule(NO_ACK_CHECK)
@@ -211,7 +211,7 @@ def test_a_living_incarnation_acknowledges_nothing_of_a_ticket_that_another_one_
 @rule(
     mutant(
         "acknowledgements name the consumer and not its incarnation",
-        LuaEdit("ack", "if record and owner ~= me then", "if record and owner and string.match(owner, '^[^:]+') ~= string.match(me, '^[^:]+') then"),
+        LuaEdit("ack", "string.gsub(ARGV[2], '%W', '%%%0')", "string.match(ARGV[2], '^[^:]+') .. ':%d+'"),
         _NO_LEASE,
     )
 )
