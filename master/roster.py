@@ -88,7 +88,7 @@ class RosterReader(Service):
 
     name = "roster"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, tell: Callable[[dict[str, Member]], None]) -> None:
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, tell: Callable[[dict[str, Member]], object]) -> None:
         super().__init__()
         self._link = link
         self._keys = keys
