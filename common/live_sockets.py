@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 #: In the environ of a request: ``detach(keeper)`` gives the connection to ``keeper`` once the answer, whose end then nothing marks, is written.
 DETACH = "usher.detach"
 
-_HEARTBEAT_S = 15.0
+#: How often it is looked who was idle for how long.
+_LOOK_S, _HEARTBEAT_S = 1.0, 15.0
 _MOST_BYTES = 262_144
 #: Descriptors that the rest of the program needs.
 _OTHER_FILES = 512
@@ -154,7 +155,7 @@ class LiveSockets(Service):
         if self._bell is None:
             self._begin()
             return 0.0  # who asked for the end meanwhile had no bell to ring
-        for key, events in self._selector.select(0.0 if self._posted else 1.0):
+        for key, events in self._selector.select(0.0 if self._posted else _LOOK_S if self._open else self.stalls_after_s / 3):
             if key.fileobj is self._ear:
                 self._rung = False
                 self._ear.recv(4096)
@@ -166,7 +167,7 @@ class LiveSockets(Service):
                 self._write(live)
         self._read_posted()
         now = now_s()
-        if now - self._look_s >= 1.0:
+        if now - self._look_s >= _LOOK_S:
             self._look_s = now
             for live in [one for one in self._open if now - one.idle_since_s > _HEARTBEAT_S]:
                 live.send(self._heartbeat)

@@ -48,13 +48,14 @@ class _Problem(TypedDict):
 
 @dataclass(frozen=True)
 class Operation:
-    """A route's own words. ``answers``: status -> type of the JSON document, or a content type that is not JSON."""
+    """A route's own words. ``answers``: status -> type of the JSON document, a content type that is not JSON, or None for no content."""
 
     summary: str
     answers: Mapping[int, Any]
     body: Any = None
     query: type[BaseModel] | None = None
     problems: Mapping[int, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def tells(
@@ -65,14 +66,15 @@ def tells(
     body: Any = None,
     query: type[BaseModel] | None = None,
     problems: Mapping[int, str] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Callable[[View], View]:
     """Decorator of a view. ``role``: see ``common.web_auth``; None: viewer for GET, operator for what changes something.
 
-    ``problems``: what else it may answer than every route does, status -> title and meaning.
+    ``problems``: what else it may answer than every route does, status -> title and meaning. ``headers``: those that it heeds, and what they do.
     """
 
     def mark(view: View) -> View:
-        view.usher_operation = Operation(summary, answers, body, query, problems or {})  # type: ignore[attr-defined]
+        view.usher_operation = Operation(summary, answers, body, query, problems or {}, headers or {})  # type: ignore[attr-defined]
         return view if role is None else needs(role)(view)
 
     return mark
@@ -126,6 +128,9 @@ def _operation(operation: Operation, schemas: _Schemas, rule: Rule, role: Role, 
     responses: dict[str, Any] = {str(status): {"$ref": f"#/components/responses/{status}"} for status in shared}
     responses |= {str(status): {"description": said, **problem} for status, said in operation.problems.items()}
     for status, kind in operation.answers.items():
+        if kind is None:
+            responses[str(status)] = {"description": "done"}
+            continue
         ours = {kind: {"schema": {"type": "string"}}} if isinstance(kind, str) else {JSON: {"schema": schemas.of(kind, "serialization")}}
         theirs = problem["content"] if str(status) in responses else {}
         responses[str(status)] = {"description": "done" if status < 400 else _SHARED[status], "content": ours | theirs}
@@ -137,6 +142,8 @@ def _operation(operation: Operation, schemas: _Schemas, rule: Rule, role: Role, 
     parameters = [{"name": name, "in": "path", "required": True, "schema": _in_path(rule, name)} for name in sorted(rule.arguments)]
     if operation.query is not None:
         parameters += _query(operation.query)
+    for name, said in operation.headers.items():
+        parameters.append({"name": name, "in": "header", "required": False, "description": said, "schema": {"type": "string"}})
     if parameters:
         told["parameters"] = parameters
     if operation.body is not None:

@@ -44,7 +44,7 @@ from gunicorn.sock import TCP6Socket, TCPSocket
 from common.backoff import backoff_s
 from common.errors import StartRefused, UsherError
 from common.log import event
-from common.serving_worker import HEAD_BYTES, HttpWorker, TlsSocket, check_head, exchanges
+from common.serving_worker import CALM_S, HEAD_BYTES, HttpWorker, TlsSocket, check_head, exchanges
 from common.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def serve(
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    arbiter = _Arbiter(_Program(make, program, graceful_s, writer, bounds, tls), listener)
+    configured = _Program(make, program, graceful_s, writer, bounds, tls)
+    arbiter = _Arbiter(configured, listener)
     gc.collect()
     gc.freeze()  # the arbiter and its worker share the pages of what is there now, as long as no collector writes into them
     try:
@@ -126,8 +127,8 @@ def serve(
         if ended.code:
             raise
     finally:
-        os.close(reader)
-        os.close(writer)
+        for end in (reader, writer, *configured.life):
+            os.close(end)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -217,6 +218,8 @@ class _Program(BaseApplication):
         self.bounds = bounds
         self._tls = tls
         self.served: Served | None = None
+        #: A pipe into which nobody writes: it ends with the arbiter.
+        self.life = os.pipe()
         self.signals_of_arbiter: Any = None
         super().__init__()
 
@@ -305,7 +308,10 @@ class _Arbiter(Arbiter):
     handle_ttin = handle_ttou = handle_usr2 = _ignore
 
     def wait_for_signals(self, timeout: float = 1.0) -> list[int]:
-        """One at a time: what comes right behind an ending signal stays in the queue, where ``stop`` looks for a second one."""
+        """One at a time: what comes right behind an ending signal stays in the queue, where ``stop`` looks for a second one. The end of a worker
+        is a signal too, so only one that hangs, or is not to be started yet, is found by looking."""
+        if self.WORKERS:
+            timeout = CALM_S
         try:
             number = self.SIG_QUEUE.get(timeout=timeout)
         except queue.Empty:

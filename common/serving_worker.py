@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds a request may take to arrive: its head, then its body; and seconds one write may take.
 HEAD_S, BODY_S, WRITE_S = 5.0, 10.0, 10.0
+#: Seconds that the loops of arbiter and worker wait when there is nothing to wait for.
+CALM_S = 5.0
 #: Bytes of all headers of a request together.
 HEAD_BYTES = 8190
 #: The signals that end a program, all in the same way.
@@ -112,6 +115,7 @@ class HttpWorker(ThreadWorker):
         self._bounds: Any = self.app.bounds
         self._addresses: Counter[str] = Counter()
         self._in_flight = 0
+        self._orphaned = False
         # Never closed: threads that answer late would wake the loop through numbers that belong to other files by then.
         self.method_queue.close = lambda: None
 
@@ -161,8 +165,27 @@ class HttpWorker(ThreadWorker):
             connection.timeout = 0.0
         self.murder_pending()
 
+    def init_process(self) -> None:
+        os.close(self.app.life[1])
+        super().init_process()
+
+    def run(self) -> None:
+        self.poller.register(self.app.life[0], selectors.EVENT_READ, self._note_orphaned)
+        super().run()
+
+    def _note_orphaned(self, life: int) -> None:
+        self.poller.unregister(life)
+        self._orphaned = True
+
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """gunicorn looks every second for connections that are late, and for its arbiter, whose end wakes us here."""
+        if self.alive:
+            first_s = min((conns[0].timeout for conns in (self.keepalived_conns, self.pending_conns) if conns), default=math.inf)
+            timeout = max(0.0, min(CALM_S, first_s - time.monotonic()))
+        super().wait_for_and_dispatch_events(timeout)
+
     def is_parent_alive(self) -> bool:
-        if super().is_parent_alive():
+        if not self._orphaned and super().is_parent_alive():
             return True
         event(log, "arbiter_gone", level=logging.WARNING, pid=os.getpid())
         self._asked = True

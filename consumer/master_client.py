@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -53,14 +54,14 @@ class MasterClient:
         self._urls.appendleft(url)
         return True
 
-    def post(self, path: str, body: bytes) -> Answer:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
         """The first answer that is not "ask another one" (503). Raises MasterUnavailable when there is none."""
         problems = []
         for _ in range(len(self._urls) + 1):
             url = self._urls[0]
             sent_s = now_s()
             try:
-                response = self._http.urlopen("POST", url + path, body=body, headers=self._headers, redirect=False)
+                response = self._http.urlopen("POST", url + path, body=body, headers={**self._headers, **headers}, redirect=False)
             except urllib3.exceptions.HTTPError as problem:
                 problems.append(f"{url}: {type(problem).__name__}")
                 self._urls.rotate(-1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import orjson
@@ -32,6 +32,9 @@ _LONGEST_WAIT_S = 5.0
 #: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
 _MOST_WAITING = 50_000
 
+#: Nobody here reads what became of each id, so the leader need not say it. One of before does all the same.
+_QUIETLY = {"Prefer": "return=minimal"}
+
 Item = tuple[bytes, int, Sequence[bytes]]
 
 
@@ -49,7 +52,7 @@ class Reporter(Service):
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()
-        self._waiting: Counter[bytes] = Counter()  # ids in _items by ticket
+        self._waiting: dict[bytes, int] = {}  # ids in _items by ticket
         self._size = 0  # and in all; the three are guarded by _lock
         self._lock = threading.Lock()
         self._enough = min(MOST_IDS, max(1, spare // 2))
@@ -63,11 +66,7 @@ class Reporter(Service):
         """(ticket, fence, ids) that Redis answered OK or GONE."""
         with self._lock:
             was_empty = not self._items
-            for item in items:
-                self._items.append(item)
-                self._count(item, 1)
-                self._hurry = self._hurry or self._waiting[item[0]] >= self._enough_of_one
-            self._hurry = self._hurry or self._size >= self._enough
+            self._count(items)
         while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
         if was_empty or self._hurry:
@@ -82,11 +81,11 @@ class Reporter(Service):
         self._last_s = now_s()
         report = self._take()
         try:
-            answer = self._masters.post("/api/messages/acknowledge", self._body(report))
+            answer = self._masters.post("/api/messages/acknowledge", self._body(report), _QUIETLY)
         except MasterUnavailable as problem:
             self._drop(report, str(problem))
             return _PAUSE_S
-        if answer.status == 200:
+        if answer.status in (200, 204):
             self.sent += 1
         elif answer.status == 429:
             self._put_back(report)
@@ -104,39 +103,55 @@ class Reporter(Service):
         pause_s = 0.0 if self._hurry else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
-    def _count(self, item: Item, sign: int) -> None:
-        size = sign * len(item[2])
-        self._size += size
-        self._waiting[item[0]] += size
-        if not self._waiting[item[0]]:
-            del self._waiting[item[0]]
+    def _count(self, items: Iterable[Item]) -> None:
+        """These wait too."""
+        waiting = self._waiting
+        for item in items:
+            ticket, size = item[0], len(item[2])
+            if not size:
+                continue
+            self._items.append(item)
+            self._size += size
+            waiting[ticket] = of_one = waiting.get(ticket, 0) + size
+            self._hurry = self._hurry or of_one >= self._enough_of_one
+        self._hurry = self._hurry or self._size >= self._enough
 
     def _take(self) -> list[Item]:
         """Items of one report."""
-        taken: list[Item] = []
-        size = 0
         with self._lock:
-            while self._items and size < MOST_IDS:
-                item = self._items.popleft()
-                room = MOST_IDS - size
-                if len(item[2]) > room:
-                    self._items.appendleft((item[0], item[1], item[2][room:]))
-                    item = (item[0], item[1], item[2][:room])
-                taken.append(item)
-                size += len(item[2])
-                self._count(item, -1)
-            self._hurry = self._size >= self._enough or max(self._waiting.values(), default=0) >= self._enough_of_one
+            if self._size <= MOST_IDS:
+                taken = list(self._items)
+                self._forget()
+                return taken
+            taken, room = [], MOST_IDS
+            while room:
+                ticket, fence, ids = self._items.popleft()
+                if len(ids) > room:
+                    self._items.appendleft((ticket, fence, ids[room:]))
+                    ids = ids[:room]
+                taken.append((ticket, fence, ids))
+                room -= len(ids)
+                self._waiting[ticket] -= len(ids)
+                if not self._waiting[ticket]:
+                    del self._waiting[ticket]
+            self._size -= MOST_IDS
+            self._hurry = self._size >= self._enough or max(self._waiting.values()) >= self._enough_of_one
         return taken
+
+    def _forget(self) -> None:
+        self._items.clear()
+        self._waiting.clear()
+        self._size, self._hurry = 0, False
 
     def _put_back(self, report: list[Item]) -> None:
         with self._lock:
-            self._items.extendleft(reversed(report))
-            for item in report:
-                self._count(item, 1)
+            items = [*report, *self._items]
+            self._forget()
+            self._count(items)
 
     def _body(self, report: list[Item]) -> bytes:
         tickets = [
-            {"ticket_id": ticket_text(ticket), "fence": fence, "message_ids": [entry_id.decode() for entry_id in ids]}
+            {"ticket_id": ticket_text(ticket), "fence": fence, "message_ids": orjson.Fragment(b'["%b"]' % b'","'.join(ids))}
             for ticket, fence, ids in report
         ]
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})

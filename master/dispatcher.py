@@ -90,10 +90,11 @@ class Dispatcher(Service):
 
     # ---- from other threads --------------------------------------------------------------------------------------------------
 
-    def post(self, posted: Posted) -> None:
-        """Give the dispatcher something to look at in its next turn."""
+    def post(self, posted: Posted) -> int:
+        """Give the dispatcher something to look at in its next turn. Returns how much it has not looked at."""
         self._mailbox.append(posted)
         self.wake()
+        return len(self._mailbox)
 
     @property
     def leads(self) -> bool:

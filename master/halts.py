@@ -56,7 +56,7 @@ class ChangeWatch(Service):
     name = "changes"
     _BLOCK_MS = 2000
 
-    def __init__(self, link: Link, changed_key: str, tell: Callable[[Changed], None], on_registered: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, link: Link, changed_key: str, tell: Callable[[Changed], object], on_registered: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._link = link
         self._key = changed_key

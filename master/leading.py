@@ -46,7 +46,7 @@ class Leading:
         self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
         self.dispatcher.on_rejected = self._ring
         self.dispatcher.counts.on_handed_over = self._spans
-        self.lead.on_change = self.dispatcher.wake
+        self.lead.on_change = self._lead_changed
         self.services: list[Service] = [self.dispatcher, changes, self.roster, self.health, janitor, *self._bell.services]
         trim_s = settings.trim_seconds
         if settings.sources is not None:  # the work stream is ours: nobody else keeps it short
@@ -64,6 +64,10 @@ class Leading:
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works)
         self.lead.on_doubt = made.wake
         return made
+
+    def _lead_changed(self) -> None:
+        self.dispatcher.wake()
+        self.roster.wake()
 
     def _works(self) -> bool:
         """Whether the dispatcher makes progress: the lead is extended only then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from master.policy.dispatch import Board
@@ -11,17 +12,25 @@ from master.roster import Member
 
 @dataclass
 class Report:
-    """Acknowledgements of one incarnation, posted by an HTTP thread, which waits for ``answered``. ``fenced``: the incarnation has ended."""
+    """Acknowledgements of one incarnation, posted by an HTTP thread, which may wait for ``answered``. ``fenced``: the incarnation has ended.
+
+    ``answers``: None until it was looked at; empty when none are wanted.
+    """
 
     incarnation: str
-    items: list[tuple[bytes, list[bytes]]]
+    items: Sequence[tuple[bytes, list[bytes]]]
+    wants_answers: bool = True
     answers: list[list[str]] | None = None
     fenced: bool = False
     answered: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, board: Board) -> None:
         """Free what is done, and say so to whoever waits."""
-        self.answers = [board.acknowledged(self.incarnation, ticket, ids) for ticket, ids in self.items]
+        if self.wants_answers:
+            self.answers = [board.acknowledged(self.incarnation, ticket, ids) for ticket, ids in self.items]
+        else:
+            board.free(self.incarnation, self.items)
+            self.answers = []
         self.fenced = self.incarnation not in board.consumers
         self.answered.set()
 

@@ -84,11 +84,11 @@ def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, 
 
 class RosterReader(Service):
     """While this master leads: looks at the leases again and again, and tells the roster when one has changed. ``wake`` it after a registration;
-    one that it did not hear of is found with the next look at all of it."""
+    and when the lead has changed; one that it did not hear of is found with the next look at all of it."""
 
     name = "roster"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, tell: Callable[[dict[str, Member]], None]) -> None:
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, tell: Callable[[dict[str, Member]], object]) -> None:
         super().__init__()
         self._link = link
         self._keys = keys
@@ -115,7 +115,8 @@ class RosterReader(Service):
     def run_once(self) -> float:
         if not self._lead.is_ours:  # a standby reads it when it adopts
             self._members, self._epoch = {}, None
-        elif self._is_due() or self._leases_changed():
+            return self.stalls_after_s / 3  # who makes us the leader wakes us
+        if self._is_due() or self._leases_changed():
             epoch = self._lead.epoch
             self._news = False  # before the read: what comes meanwhile is news again
             try:

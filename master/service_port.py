@@ -9,7 +9,6 @@ from typing import Any
 
 from common.clock import now_s
 from common.health import Health, judge
-from common.message import unkeyed_ticket
 from common.registration import Registration
 from common.service import Service
 from master.dispatcher import Dispatcher
@@ -18,10 +17,12 @@ from master.mailbox import Report
 from master.membership import Membership, NameInUse, RegistrationOver
 from master.status import StatusReader
 from master.ticket_feed import TicketFeed
-from master.web.ports import AckItem, AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
+from master.web.ports import AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 
 #: A report waits for the dispatcher's next turn; one that takes longer is answered "not leader" and comes again.
 _ANSWER_S = 2.0
+#: Reports that may wait unread while nobody waits for their answers.
+_MOST_UNREAD = 16
 
 
 class ServicePort:
@@ -69,10 +70,14 @@ class ServicePort:
         return known
 
     def acknowledge(self, report: AckReport) -> list[list[str]]:
+        """Of whoever wants no answers, nobody waits for the dispatcher as long as it keeps up and knows the incarnation: a report is a hint, and
+        one that a change of the lead drops costs only speed."""
+        known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
         if not self._dispatcher.leads:
             raise NotLeader(self._lead.leader_url)
-        posted = Report(report.incarnation, [_named(item) for item in report.items])
-        self._dispatcher.post(posted)
+        posted = Report(report.incarnation, report.items, report.wants_answers)
+        if self._dispatcher.post(posted) < _MOST_UNREAD and known:
+            return []
         posted.answered.wait(_ANSWER_S)
         if posted.answers is None:
             raise NotLeader(self._lead.leader_url)
@@ -111,9 +116,3 @@ class ServicePort:
 
     def leading(self) -> dict[str, Any]:
         return {"leader": self._dispatcher.leads, "leader_url": self._lead.leader_url, "epoch": self._lead.epoch}
-
-
-def _named(item: AckItem) -> tuple[bytes, list[bytes]]:
-    """Ticket and ids of an item; one without a ticket id is about one message, which is a ticket of its own."""
-    ids = [message_id.encode() for message_id in item.message_ids]
-    return item.ticket_id.encode() or unkeyed_ticket(ids[0]), ids

@@ -5,6 +5,8 @@ What a plan takes, it takes at once (``plan`` moves ids from parked to running);
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from master.policy.plans import HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict, span
 from master.policy.ruled import RuledHoldings
 from master.policy.tickets import OPEN, ConsumerLoad, Standing, Ticket
@@ -154,3 +156,19 @@ class Board(RuledHoldings):
         for target in plan.targets:
             for part in target.parts:
                 self._undo(part)
+
+    # ---- reports -------------------------------------------------------------------------------------------------------------
+
+    def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes]) -> list[str]:
+        """``free`` for one ticket, for somebody who wants to know. Per id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale``
+        (somebody else has the ticket)."""
+        ticket = self.tickets.get(name)
+        if ticket is not None and (ticket.owner is None or ticket.owner.incarnation != incarnation):
+            return ["stale" for _ in ids]
+        left = set(ticket.running) if ticket is not None else set()
+        answers = []
+        for entry_id in ids:
+            answers.append("ok" if entry_id in left else "gone")
+            left.discard(entry_id)
+        self.free(incarnation, [(name, ids)])
+        return answers

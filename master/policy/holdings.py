@@ -148,27 +148,28 @@ class Holdings:
             ticket.parked = deque(sorted({*parked, *ids}, key=rank))
         self.parked += len(ticket.parked) - count
 
-    def acknowledged(self, incarnation: str, name: bytes, ids: Iterable[bytes]) -> list[str]:
-        """A report: these ids are done. Per id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (somebody else has
-        the ticket). By id and incarnation, never by counting: doubled, late or reordered reports change nothing."""
-        if (ticket := self.tickets.get(name)) is None:
-            return ["gone" for _ in ids]
-        owner = ticket.owner
-        if owner is None or owner.incarnation != incarnation:
-            return ["stale" for _ in ids]
-        answers = []
-        freed = 0
-        for entry_id in ids:
-            if entry_id in ticket.running:
-                del ticket.running[entry_id]
-                freed += 1
-                answers.append("ok")
-            else:
-                answers.append("gone")
+    def free(self, incarnation: str, items: Iterable[tuple[bytes, Sequence[bytes]]]) -> None:
+        """A report: these ids of these tickets are done. By id and incarnation, never by counting: doubled, late or reordered reports change
+        nothing, nor does what somebody else says who has the ticket no more."""
+        consumer = self.consumers.get(incarnation)
+        if consumer is None:
+            return
+        freed, lighter = 0, []
+        for name, ids in items:
+            ticket = self.tickets.get(name)
+            if ticket is None or ticket.owner is not consumer:
+                continue
+            running = ticket.running
+            count = len(running)
+            for entry_id in ids:
+                running.pop(entry_id, None)
+            if len(running) < count:
+                freed += count - len(running)
+                lighter.append(ticket)
         if freed:
-            self._lighter(owner, freed)
+            self._lighter(consumer, freed)
+        for ticket in lighter:
             self._settle(ticket)
-        return answers
 
     def _lighter(self, consumer: ConsumerLoad, count: int) -> None:
         if consumer.in_flight >= consumer.capacity:

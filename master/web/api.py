@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from operator import itemgetter
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, g, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from common.credentials import Role
+from common.message import unkeyed_ticket
 from common.openapi import tells
 from common.registration import NAME, NO_LOCK, name_of
 from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
@@ -27,12 +31,14 @@ REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
 MOST_MESSAGES = 1000
 _LONGEST_TICKET_ID = 256
 _LARGEST_FENCE = 2**63 - 1
+_MINIMAL = "return=minimal"
 _NO_ITEM = "must be an object of ticket_id, fence and message_ids"
 _TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
 _TICKETS_PATH = b"/api/tickets/"
 TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
 _INCARNATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}")
+_PARTS = itemgetter("ticket_id", "fence", "message_ids")
 _MESSAGE_IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LOCK = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -151,15 +157,27 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
     @api.post("/messages/acknowledge")
     @tells(
         "Report what Redis has as acknowledged, so that the leader frees its tickets at once.",
-        {200: Reported},
+        {200: Reported, 204: None},
         body=Report,
+        headers={"Prefer": "return=minimal (RFC 7240): no answers; 204, perhaps before the tickets are freed."},
         role=Role.CONSUMER,
         problems={409: "fenced: the incarnation has ended; register again"},
     )
     def acknowledge() -> Response:
-        report = read_report(read_body(request, ACKNOWLEDGE_BODY))
+        minimal = _MINIMAL in _preferences()
+        report = read_report(read_body(request, ACKNOWLEDGE_BODY), not minimal)
         must_be_for(name_of(report.incarnation))
-        return answer({"results": port.acknowledge(report)})
+        results = port.acknowledge(report)
+        if not minimal:
+            return answer({"results": results})
+        taken = Response(status=204, headers={"Preference-Applied": _MINIMAL})
+        del taken.headers["Content-Type"]
+        return taken
+
+
+def _preferences() -> set[str]:
+    """Those of the header Prefer, without their parameters."""
+    return {one.partition(";")[0].strip().lower() for one in request.environ.get("HTTP_PREFER", "").split(",")}
 
 
 def _add_looks(api: Blueprint, port: MasterPort) -> None:
@@ -217,19 +235,19 @@ def _read_registration(health_hosts: HealthHosts) -> RegisterRequest:
     return RegisterRequest(asked.name, asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock)
 
 
-def read_report(body: bytes) -> AckReport:
+def read_report(body: bytes, wants_answers: bool = True) -> AckReport:
     """The report in the body of acknowledge. Raises Problem 400, 422.
 
     By hand, and first in a hurry: this is the one document that comes all the time, often with a ticket per message; pydantic takes
     three times as long. What passes here has four levels, so only what does not is looked at for its depth, and for better words.
     """
     try:
-        return _report_of(quick_json(body))
+        return AckReport(*_report_of(quick_json(body)), wants_answers)
     except Problem:
-        return _report_of(parse_json(body))
+        return AckReport(*_report_of(parse_json(body)), wants_answers)
 
 
-def _report_of(document: object) -> AckReport:
+def _report_of(document: object) -> tuple[str, list[AckItem]]:
     if type(document) is not dict or document.keys() != {"incarnation", "tickets"}:
         raise _unfit("", "must be an object of incarnation and tickets")
     incarnation, tickets = document["incarnation"], document["tickets"]
@@ -237,39 +255,49 @@ def _report_of(document: object) -> AckReport:
         raise _unfit("incarnation", "must look like name:17")
     if type(tickets) is not list or not 0 < len(tickets) <= MOST_MESSAGES:
         raise _unfit("tickets", f"must be a list of 1 to {MOST_MESSAGES}")
-    items: list[AckItem] = []
-    message_ids: list[Any] = []
-    for item in tickets:
-        try:
-            ticket_id, fence, ids = item["ticket_id"], item["fence"], item["message_ids"]
-        except (TypeError, KeyError):
-            raise _unfit(f"tickets.{len(items)}", _NO_ITEM) from None
-        if len(item) != 3:
-            raise _unfit(f"tickets.{len(items)}", _NO_ITEM)
-        if type(ticket_id) is not str or not (ticket_id == "" or _fits(ticket_id)):
-            raise _unfit(f"tickets.{len(items)}.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes, or empty for a message without one")
-        if type(fence) is not int or not 0 <= fence <= _LARGEST_FENCE:
-            raise _unfit(f"tickets.{len(items)}.fence", f"must be a whole number from 0 to {_LARGEST_FENCE}")
-        if type(ids) is not list or not ids:
-            raise _unfit(f"tickets.{len(items)}.message_ids", "must be a list that is not empty")
-        if not ticket_id and len(ids) > 1:
-            raise _unfit(f"tickets.{len(items)}.message_ids", "must be one id where ticket_id is empty")
-        items.append(AckItem(ticket_id, fence, tuple(ids)))
-        message_ids += ids
-    if len(message_ids) > MOST_MESSAGES:
+    try:  # column by column: most of it is one call for all
+        names, fences, lists = zip(*map(_PARTS, tickets), strict=True)
+    except (TypeError, KeyError):
+        raise _unfit("tickets", _NO_ITEM) from None
+    if set(map(len, tickets)) != {3}:
+        raise _unfit("tickets", _NO_ITEM)
+    named = _named(names)
+    if set(map(type, fences)) != {int} or min(fences) < 0 or max(fences) > _LARGEST_FENCE:
+        raise _unfit("tickets.fence", f"must be a whole number from 0 to {_LARGEST_FENCE}")
+    if set(map(type, lists)) != {list} or not all(lists):
+        raise _unfit("tickets.message_ids", "must be a list that is not empty")
+    unkeyed = b"" in named
+    if unkeyed and any(not name and len(ids) > 1 for name, ids in zip(named, lists, strict=True)):
+        raise _unfit("tickets.message_ids", "must be one id where ticket_id is empty")
+    if sum(map(len, lists)) > MOST_MESSAGES:
         raise _unfit("tickets", f"must have at most {MOST_MESSAGES} message_ids together")
-    if not _are_stream_ids(message_ids):
-        raise _unfit("tickets.message_ids", "must be stream ids like 1526919030474-55")
-    return AckReport(incarnation, tuple(items))
+    all_ids = _stream_ids(list(chain.from_iterable(lists)))
+    ends = list(accumulate(map(len, lists)))
+    items = [(name, all_ids[begin:end]) for name, begin, end in zip(named, [0, *ends], ends, strict=False)]
+    return incarnation, [(name or unkeyed_ticket(ids[0]), ids) for name, ids in items] if unkeyed else items
 
 
-def _are_stream_ids(message_ids: list[Any]) -> bool:
-    """One match for all of them; the count sees to it that none has the separator in it."""
+def _named(names: Sequence[Any]) -> list[bytes]:
+    """Ticket ids as Redis has them."""
+    try:
+        named = list(map(str.encode, names))
+    except TypeError:
+        named = []
+    if not named or max(map(len, named)) > _LONGEST_TICKET_ID:
+        raise _unfit("tickets.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes, or empty for a message without one")
+    return named
+
+
+def _stream_ids(message_ids: list[Any]) -> list[bytes]:
+    """The same of message ids: one match for all of them; the count sees to it that none has the separator in it."""
     try:
         text = "\n".join(message_ids)
     except TypeError:
-        return False
-    return _MESSAGE_IDS.fullmatch(text) is not None and text.count("\n") == len(message_ids) - 1
+        text = ""
+    found = text.encode().split(b"\n")
+    if _MESSAGE_IDS.fullmatch(text) is None or len(found) != len(message_ids):
+        raise _unfit("tickets.message_ids", "must be stream ids like 1526919030474-55")
+    return found
 
 
 def _fits(ticket_id: str) -> bool:

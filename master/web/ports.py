@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from common.errors import UsherError
 from common.health import Health
@@ -36,23 +36,20 @@ class RegisterAnswer:
     leader_url: str | None
 
 
-class AckItem(NamedTuple):
-    """Messages of one ticket, in stream order, that Redis has as acknowledged; or one message without a ticket id (``ticket_id`` is "").
-
-    A named tuple: a report has up to a thousand.
-    """
-
-    ticket_id: str
-    fence: int
-    message_ids: tuple[str, ...]
+#: Ticket and ids of messages, in stream order, that Redis has as acknowledged; what has no ticket id is a ticket of its own (``unkeyed_ticket``).
+AckItem = tuple[bytes, list[bytes]]
 
 
 @dataclass(frozen=True)
 class AckReport:
-    """What one incarnation has acknowledged. It frees by id and incarnation: doubled, late and reordered reports change nothing."""
+    """What one incarnation has acknowledged. It frees by id and incarnation: doubled, late and reordered reports change nothing.
+
+    ``wants_answers``: False when whoever reports needs to know no more than that it was taken.
+    """
 
     incarnation: str
-    items: tuple[AckItem, ...]
+    items: list[AckItem]
+    wants_answers: bool = True
 
 
 class NameHeld(UsherError):
@@ -89,7 +86,7 @@ class MasterPort(Protocol):
         """False: it is not known."""
 
     def acknowledge(self, report: AckReport) -> list[list[str]]:
-        """``ok``, ``gone`` or ``stale`` for each id of each item. Raises NotLeader, IncarnationFenced."""
+        """``ok``, ``gone`` or ``stale`` for each id of each item, if answers are wanted. Raises NotLeader, IncarnationFenced."""
 
     def consumers(self) -> list[dict[str, Any]]:
         """Everybody on the roster."""

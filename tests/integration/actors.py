@@ -298,7 +298,7 @@ class ConsumerActor:
 
     def reports(self) -> list[Report]:
         """What would be posted to a master now, one report per acknowledged batch and ticket."""
-        return [Report(self.incarnation, [(ticket, list(ids))]) for ticket, _, ids in self.reporter._take()]
+        return [Report(self.incarnation, [(ticket, list(ids))], wants_answers=False) for ticket, _, ids in self.reporter._take()]
 
     def begin_drain(self) -> None:
         """The first part of Drain.run. Only when all of it worked, anything is given back."""

@@ -66,7 +66,8 @@ class Desk:
             raise NotLeader(_LEADER)
         if report.incarnation == "fenced:1":
             raise IncarnationFenced
-        return [["ok" if message_id != "9-9" else "gone" for message_id in item.message_ids] for item in report.items]
+        event(log, "reported", incarnation=report.incarnation, wants_answers=report.wants_answers)
+        return [["ok" if message_id != b"9-9" else "gone" for message_id in ids] for _, ids in report.items]
 
     def consumers(self) -> list[dict[str, Any]]:
         return [{"name": "c1"}]
@@ -203,20 +204,42 @@ def test_a_report_gets_one_word_per_message(master: Running) -> None:
     assert (answered.status_code, answered.json()) == (200, {"results": [["ok", "gone", "ok"]]})
 
 
+@pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, Return=Minimal; why=speed", "return=minimal,wait=1"])
+def test_whoever_prefers_it_gets_no_words(master: Running, prefer: str) -> None:
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("c1:7", "1-0"), headers={"Prefer": prefer})
+    assert (answered.status_code, answered.content, answered.headers["Preference-Applied"]) == (204, b"", "return=minimal")
+    assert "Content-Type" not in answered.headers
+
+
+@pytest.mark.parametrize("prefer", ["", "return=representation", "minimal", "x-return=minimal", "wait=1"])
+def test_any_other_preference_is_none(master: Running, prefer: str) -> None:
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("c1:7", "1-0"), headers={"Prefer": prefer})
+    assert (answered.status_code, answered.json()) == (200, {"results": [["ok"]]})
+    assert "Preference-Applied" not in answered.headers
+
+
+def test_the_program_hears_whether_words_are_wanted(master: Running) -> None:
+    for headers in ({}, {"Prefer": "return=minimal"}):
+        ask(master, "POST", ACKNOWLEDGE, json=report("wanted:1"), headers=headers)
+    assert [told["wants_answers"] for told in master.records("reported") if told["incarnation"] == "wanted:1"] == [True, False]
+
+
 def test_a_report_of_500_tickets_with_the_longest_ids_is_taken(master: Running) -> None:
     tickets = [{"ticket_id": f"{index:0256}", "fence": 2**53, "message_ids": [f"1795215518421-{index}"]} for index in range(500)]
     answered = ask(master, "POST", ACKNOWLEDGE, json={"incarnation": "c1:7", "tickets": tickets})
     assert answered.json() == {"results": [["ok"]] * 500}
 
 
-def test_a_report_to_a_standby_is_503_and_names_the_leader(master: Running) -> None:
-    answered = ask(master, "POST", ACKNOWLEDGE, json=report("standby:1"))
+@pytest.mark.parametrize("headers", [{}, {"Prefer": "return=minimal"}])
+def test_a_report_to_a_standby_is_503_and_names_the_leader(master: Running, headers: dict[str, str]) -> None:
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("standby:1"), headers=headers)
     assert (answered.status_code, answered.json()["title"], answered.json()["leader_url"]) == (503, "not_leader", _LEADER)
     assert answered.headers["Retry-After"] == "1"
 
 
-def test_a_report_of_a_fenced_incarnation_is_409(master: Running) -> None:
-    answered = ask(master, "POST", ACKNOWLEDGE, json=report("fenced:1"))
+@pytest.mark.parametrize("headers", [{}, {"Prefer": "return=minimal"}])
+def test_a_report_of_a_fenced_incarnation_is_409(master: Running, headers: dict[str, str]) -> None:
+    answered = ask(master, "POST", ACKNOWLEDGE, json=report("fenced:1"), headers=headers)
     assert (answered.status_code, answered.json()["title"]) == (409, "fenced")
 
 

@@ -168,7 +168,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 self.reports.remove(report)
             targets = [] if how == "never" else list(self.masters.values()) if how == "to both" else [self._master(some)]
             for master in targets * (2 if how == "twice" else 1):
-                master.dispatcher.post(Report(report.incarnation, report.items))
+                master.dispatcher.post(Report(report.incarnation, report.items, wants_answers=how == "twice"))
 
     @rule(what=st.sampled_from(_LIFE), some=_SOME, busy=_BUSY)
     def consumers_come_and_go(self, what: str, some: int, busy: list[bytes]) -> None:

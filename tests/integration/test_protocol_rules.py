@@ -254,7 +254,7 @@ _post = Dispatcher.post
 
 def _frees_at_once(dispatcher: Any, posted: Any) -> None:
     if isinstance(posted, Report):
-        posted.answers = [dispatcher.board.acknowledged(posted.incarnation, ticket, ids) for ticket, ids in posted.items]
+        posted.answer(dispatcher.board)
     else:
         _post(dispatcher, posted)
 
@@ -341,14 +341,14 @@ def _memory_keeps_what_runs(stage: Stage, m: MasterActor) -> None:
 _BY_COUNT = mutant(
     "a report frees as many as it names",
     CodeEdit(
-        "master.policy.dispatch:Board.acknowledged",
-        "if entry_id in ticket.running:\n            del ticket.running[entry_id]",
-        "if ticket.running:\n            del ticket.running[next(iter(ticket.running))]",
+        "master.policy.dispatch:Board.free",
+        "running.pop(entry_id, None)",
+        "running.pop(next(iter(running), None), None)",
     ),
 )
 _BY_ANYBODY = mutant(
     "a report frees whoever sends it",
-    CodeEdit("master.policy.dispatch:Board.acknowledged", "owner is None or owner.incarnation != incarnation", "owner is None"),
+    CodeEdit("master.policy.dispatch:Board.free", "self.consumers.get(incarnation)", "next(iter(self.consumers.values()), None)"),
 )
 
 
@@ -383,7 +383,7 @@ def test_a_report_of_a_former_owner_frees_nothing_of_the_new_one(stage: Stage) -
     stage.end_lease(a)
     b = stage.consumer("b")
     m.settle()
-    m.turn(Report(a.incarnation, [(T, ids)]))
+    m.turn(Report(a.incarnation, [(T, ids)], wants_answers=False))
     _memory_keeps_what_runs(stage, m)
     stage.finish(m, [b])
     stage.check_done(T, ids)

@@ -20,7 +20,8 @@ class Leader:
         self.wait_s = 0.0  # not 0: it refuses, because it was asked too often
         self.status = 200
 
-    def post(self, _path: str, body: bytes) -> Answer:
+    def post(self, _path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        assert headers == {"Prefer": "return=minimal"}
         if self.wait_s:
             return Answer("", 429, {}, 0.0, self.wait_s)
         self.reports.append([entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]])

@@ -1,0 +1,109 @@
+"""Reports on their way from HTTP to the board: who waits for the dispatcher, and who does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from master import service_port
+from master.service_port import ServicePort
+from master.web.ports import AckReport, IncarnationFenced, NotLeader
+from tests.integration.actors import MasterActor, Stage
+
+T = b"T"
+
+
+@pytest.fixture
+def stage(redis_url: str) -> Iterator[Stage]:
+    with Stage(redis_url) as stage:
+        yield stage
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def _port(m: MasterActor) -> ServicePort:
+    unused: Any = None
+    return ServicePort(unused, unused, m.dispatcher, m.lead, (), 1, lambda: None, unused)
+
+
+def _waits(m: MasterActor, pool: ThreadPoolExecutor, report: AckReport) -> Future[list[list[str]]]:
+    """It was posted, and who posted it waits."""
+    posted = threading.Event()
+    post = m.dispatcher.post
+
+    def noted(report: Any) -> int:
+        unread = post(report)
+        posted.set()
+        return unread
+
+    m.dispatcher.post = noted  # type: ignore[method-assign]
+    told = pool.submit(_port(m).acknowledge, report)
+    assert posted.wait(5)
+    assert not told.done()
+    m.dispatcher.post = post  # type: ignore[method-assign]
+    return told
+
+
+def test_nobody_waits_who_wants_no_answers_and_the_next_turn_frees(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    ids = stage.send(T)
+    m.settle()
+    assert _port(m).acknowledge(AckReport(a.incarnation, [(T, ids)], wants_answers=False)) == []
+    assert m.board.in_flight == 1, "only the dispatcher's thread touches the board"
+    m.turn()
+    assert m.board.in_flight == 0
+
+
+def test_who_wants_answers_waits_for_them(stage: Stage, pool: ThreadPoolExecutor) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    ids = stage.send(T)
+    m.settle()
+    told = _waits(m, pool, AckReport(a.incarnation, [(T, [*ids, *ids, b"9-9"]), (b"U", [b"1-1"])]))
+    m.turn()
+    assert told.result(5) == [["ok", "gone", "gone"], ["gone"]]
+
+
+@pytest.mark.parametrize("wants_answers", [True, False])
+def test_an_incarnation_that_is_not_known_is_fenced_by_the_dispatcher_alone(stage: Stage, pool: ThreadPoolExecutor, wants_answers: bool) -> None:
+    """What another thread sees of the board is a glance: that somebody is not on it yet must end nobody."""
+    m = stage.leader()
+    m.settle()
+    a = stage.consumer("a")
+    told = _waits(m, pool, AckReport(a.incarnation, [(T, [b"1-1"])], wants_answers))
+    m.settle()
+    with pytest.raises(IncarnationFenced):
+        told.result(5)
+    told = _waits(m, pool, AckReport("b:1", [(T, [b"1-1"])], wants_answers))
+    m.turn()
+    with pytest.raises(IncarnationFenced):
+        told.result(5)
+
+
+def test_a_dispatcher_that_does_not_keep_up_is_waited_for(stage: Stage, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whoever reports more and more fills no memory."""
+    monkeypatch.setattr(service_port, "_MOST_UNREAD", 3)
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    report = AckReport(a.incarnation, [(T, [b"1-1"])], wants_answers=False)
+    assert [_port(m).acknowledge(report) for _ in range(2)] == [[], []]
+    told = _waits(m, pool, report)
+    m.turn()
+    assert told.result(5) == []
+
+
+@pytest.mark.parametrize("wants_answers", [True, False])
+def test_a_standby_says_so(stage: Stage, wants_answers: bool) -> None:
+    m = stage.leader()
+    m.settle()
+    assert m.lead.epoch is not None
+    m.lead.lost(m.lead.epoch)
+    with pytest.raises(NotLeader):
+        _port(m).acknowledge(AckReport("a:1", [(T, [b"1-1"])], wants_answers))
