@@ -1,8 +1,7 @@
 """Asker: asks consumers over HTTP. The one place from which a master sends a request to a URL that somebody else has registered.
 
-Such a URL is looked at before it is asked, its name is looked up once for each question and that address is asked, without redirects, proxies or
-credentials; time and bytes of an answer are bounded, however it trickles in. Health questions over plain HTTP to an address, the usual ones, are
-asked all at once (``master.plain_questions``); all others by a pool of threads.
+Such a URL is looked at before each question, its name is looked up once and that address is asked, without redirects, proxies or credentials;
+time and bytes of an answer are bounded, however it trickles in.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import urllib3
 from urllib3.util import parse_url
 
 from common.clock import now_s
 from common.tls import ClientTls
-from master.plain_questions import Answer, Bounds, PlainQuestions, Question
-from master.web.health_url import HealthHosts, UnfitUrl, host_of, port_of
+from master.web.health_url import HealthHosts, UnfitUrl
 
 #: How often it is looked at whether a question takes too long in all.
 _LOOK_S = 0.5
@@ -29,6 +27,23 @@ _AT_ONCE = 16
 #: Consumers to which a connection is kept; and seconds, at least, after the last question. Each start of a consumer is another port: without an
 #: end there would be a descriptor for every incarnation that ever answered.
 _MOST_KEPT, _KEPT_S = 5000, 60.0
+
+
+class Bounds(NamedTuple):
+    """Of a question: seconds to connect, for each piece of the answer, and in all; and bytes that are looked at. The rest is never read."""
+
+    connect_s: float
+    read_s: float
+    whole_s: float
+    most_bytes: int
+
+
+class Answer(NamedTuple):
+    """``status`` 0: none came. ``unfit``: why the URL may not be asked, or ""."""
+
+    status: int = 0
+    body: bytes = b""
+    unfit: str = ""
 
 
 class Asker:
@@ -39,53 +54,14 @@ class Asker:
         self._bounds = bounds
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask")
         self._asking = _Asking(ca)
-        self._plain = PlainQuestions()
-        self._questions: dict[str, Question | None] = {}  # by URL; None: it is none of the plain ones
-        self._lock = threading.Lock()  # of these two
 
     def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, Answer]:
         """What each of these health URLs answers, side by side; ``instead`` is asked in place of the ``end`` of each."""
-        plain = {} if instead else self._plain_of(health_urls)
-        asked = {name: self._pool.submit(self._ask, url, end, instead) for name, url in health_urls.items() if name not in plain}
-        answers = self._ask_plain(plain, health_urls) if plain else {}
-        asked |= {name: self._pool.submit(self._ask, health_urls[name], end, instead) for name in plain if name not in answers}
-        while asked and wait(asked.values(), timeout=_LOOK_S).not_done:
+        asked = {name: self._pool.submit(self._ask, url, end, instead) for name, url in health_urls.items()}
+        while wait(asked.values(), timeout=_LOOK_S).not_done:
             self._asking.cut_late(self._bounds.whole_s)
         self._asking.forget_unasked()
-        return {name: asked[name].result() if name in asked else answers[name] for name in health_urls}
-
-    def _plain_of(self, health_urls: Mapping[str, str]) -> dict[str, Question]:
-        """Those that go over plain HTTP to an address; to look up a name may take long."""
-        with self._lock:
-            if len(self._questions) > _MOST_KEPT:
-                self._questions.clear()
-            for url in health_urls.values():
-                if url not in self._questions:
-                    self._questions[url] = self._question(url)
-            found = {name: self._questions[url] for name, url in health_urls.items()}
-        return {name: question for name, question in found.items() if question is not None}
-
-    def _question(self, url: str) -> Question | None:
-        try:
-            self._hosts.check(url)
-            host = host_of(url)
-            if isinstance(host, str) or not url.startswith("http://"):
-                return None
-            url, named = self._hosts.pin(url, _resolve)
-        except UnfitUrl:
-            return None  # is told where it is asked
-        words = f"GET {parse_url(url).request_uri} HTTP/1.1\r\nHost: {named}\r\nAccept-Encoding: identity\r\n\r\n"
-        return Question((str(host), port_of(url)), words.encode())
-
-    def _ask_plain(self, plain: Mapping[str, Question], health_urls: Mapping[str, str]) -> dict[str, Answer]:
-        with self._lock:
-            now = now_s()
-            found = self._plain.ask(plain, self._bounds, now)
-            self._plain.forget(now - _KEPT_S)
-            for name, answer in found.items():
-                if answer is None:
-                    self._questions[health_urls[name]] = None  # once is enough
-        return {name: answer for name, answer in found.items() if answer is not None}
+        return {name: future.result() for name, future in asked.items()}
 
     def _ask(self, health_url: str, end: str, instead: str) -> Answer:
         bounds = self._bounds
@@ -101,7 +77,6 @@ class Asker:
             self._asking.answered()
 
     def close(self) -> None:
-        self._plain.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._asking.clear()
 
