@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
-import json
 import os
 import random
 import secrets
@@ -30,17 +29,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
 import click
 
-from common.endpoints import CLUSTER, mode, near
 from common.errors import NotNow, ReplyUnknown, StartRefused
+from common.private_file import write_private
 from common.redis_client import Link
-from common.settings import CommonSettings
 
 #: ``sun_path`` of Linux has 108 bytes including the closing zero; others have fewer, and say so at bind.
 _LONGEST_SOCKET_PATH = 107
@@ -127,7 +125,7 @@ def prepare(state_folder: Path, port: int | None, *, durable: bool = True, serve
             _refuse_downgrade(folder, binary)
             password = _password(folder / "password")
             lines, url = _listening(folder, port, password)
-            _write_private(folder / "redis.conf", "\n".join([*lines, *_settings(folder, password, durable)]) + "\n")
+            write_private(folder / "redis.conf", "\n".join([*lines, *_settings(folder, password, durable)]) + "\n")
     except BaseException:
         os.close(lock_fd)
         raise
@@ -175,18 +173,8 @@ def _password(path: Path) -> str:
         if kept:
             return kept
     password = secrets.token_urlsafe(32)
-    _write_private(path, password + "\n")
+    write_private(path, password + "\n")
     return password
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    draft = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):
-        draft.unlink()
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)
-    draft.replace(path)
 
 
 def _listening(folder: Path, port: int | None, password: str) -> tuple[list[str], str]:
@@ -330,62 +318,6 @@ class EmbeddedRedis:
     def _last_words(self) -> str:
         lines = (self.folder / "redis.log").read_text(errors="replace").splitlines()
         return " / ".join(line.strip() for line in lines[-4:]) or f"it said nothing (exit code {self._process.poll() if self._process else '?'})"
-
-
-@dataclass(frozen=True)
-class Up:
-    """What a running ``usher up`` tells the other programs of this machine, in ``<state>/up.json``."""
-
-    redis_url: str
-    master_urls: str
-    pid: int
-
-
-def announce(state_folder: Path, up: Up) -> None:
-    """Write ``up.json``, readable by its owner only: the URL has the password."""
-    state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write_private(state_folder / "up.json", json.dumps(asdict(up)) + "\n")
-
-
-def running_up(state_folder: Path) -> Up | None:
-    """The ``usher up`` that runs with this state folder; None when there is none, or its process is gone."""
-    try:
-        told = json.loads((state_folder / "up.json").read_bytes())
-        up = Up(str(told["redis_url"]), str(told["master_urls"]), int(told["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return up if up.pid > 0 and _alive(up.pid) else None
-
-
-def resolve_redis_url(settings: CommonSettings) -> str:
-    """The Redis to use: the one that is set, else that of the ``usher up`` of this machine. Raises StartRefused when there is neither."""
-    if settings.redis_url:
-        return _near(settings.redis_url, settings)
-    up = running_up(settings.state_folder)
-    if up is None:
-        raise StartRefused(f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {settings.state_folder / 'up.json'})")
-    return _near(up.redis_url, settings)
-
-
-def _near(url: str, settings: CommonSettings) -> str:
-    """``near`` for what the settings name. Raises StartRefused when it cannot lie in one slot of a cluster."""
-    sources = settings.sources
-    if sources is not None and mode(url) == CLUSTER and sources.tag is None:
-        raise StartRefused(
-            f"USHER_TICKET_STREAM: in a cluster all streams that are taken in must share one hash tag, as in orders{{t}},billing{{t}} or "
-            f"tickets{{t}}:* (it is {settings.ticket_stream!r})"
-        )
-    return near(url, settings.work_stream)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @click.command()

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from common.credentials import check_reach
-from common.embedded import resolve_redis_url
 from common.errors import HandlerUnusable, StartRefused, UsherError
 from common.log import configure
 from common.redis_at_start import check_at_start
+from common.running_up import resolve_redis_url
 from common.serving import Certificate, check_address, leave, serve
 from common.settings import is_loopback, load, options
 from consumer.handlers import load_handler

@@ -11,11 +11,11 @@ import click
 
 from common.credentials import check_reach
 from common.doctor.collector import startup_findings
-from common.embedded import resolve_redis_url
 from common.errors import RedisTrouble, UsherError
 from common.log import configure, event
 from common.redis_at_start import check_at_start
 from common.redis_client import Link
+from common.running_up import resolve_redis_url
 from common.serving import Bounds, Certificate, check_address, serve
 from common.settings import load, options
 from master.access import master_credentials

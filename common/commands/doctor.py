@@ -17,11 +17,11 @@ from common.capabilities import Capability
 from common.doctor.collector import collect
 from common.doctor.facts import Facts, Finding, Severity
 from common.doctor.findings import Holds, examine, promise, worst
-from common.embedded import resolve_redis_url
 from common.errors import NotNow, RedisTrouble, SettingsError, StartRefused
 from common.keys import Keys
 from common.log import redacted
 from common.redis_client import Link
+from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
 
 _STYLES = {Severity.OK: "green", Severity.UNKNOWN: "cyan", Severity.WARN: "yellow", Severity.BAD: "bold red"}

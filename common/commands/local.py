@@ -16,9 +16,10 @@ from pydantic import Field
 from common.commands.leader import is_well, living_consumers, somebody_leads
 from common.commands.preflight import check_programs
 from common.commands.supervision import Supervision, SupervisionLost, environment, master_urls
-from common.embedded import Up, announce, prepare, running_up
+from common.embedded import prepare
 from common.errors import NotNow, ReplyUnknown, StartRefused
 from common.redis_client import CommandRefused, Link, check_reachable
+from common.running_up import Up, announce, running_up
 from common.serving import check_address
 from common.settings import CommonSettings
 from common.settings import environment as changed_settings

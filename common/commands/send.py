@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from common.commands.sender import RecognisedSender, Sender, SendingStopped, batches, paced
-from common.embedded import resolve_redis_url
 from common.errors import NotNow
 from common.redis_client import Link, check_reachable
+from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
 from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
 

@@ -14,11 +14,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from common.embedded import resolve_redis_url
 from common.endpoints import near
 from common.errors import StartRefused
 from common.keys import Keys
 from common.redis_client import check_reachable
+from common.running_up import resolve_redis_url
 from common.stream_id import rank
 from master.audit.session import SparkPlace, spark_session
 from master.audit.settings import AuditSettings

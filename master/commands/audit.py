@@ -16,11 +16,11 @@ import click
 import orjson
 
 from common.commands.supervision import command_line
-from common.embedded import resolve_redis_url
 from common.endpoints import near
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link, check_reachable
+from common.running_up import resolve_redis_url
 from common.settings import load, options
 from master.audit.findings import CHECKS
 from master.audit.session import SparkPlace, spark_session

@@ -14,8 +14,8 @@ import orjson
 import requests
 from pydantic import Field
 
-from common.embedded import running_up
 from common.errors import StartRefused
+from common.running_up import running_up
 from common.settings import CommonSettings, load, options
 
 _CONNECT_S = 3.0

@@ -12,10 +12,10 @@ from typing import Any
 import click
 import orjson
 
-from common.embedded import resolve_redis_url
 from common.errors import RedisTrouble, StartRefused
 from common.message import UID_FIELD, as_mapping, first_value
 from common.redis_client import CommandRefused, Link, check_reachable
+from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
 from common.streams import Entry
 from master.commands.trim import duration_s

@@ -13,10 +13,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from common.embedded import resolve_redis_url
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
+from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load
 from master.dead_letters import DeadLetters
 from master.status import StatusReader

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from common.commands.signals import StopRequest
-from common.embedded import resolve_redis_url
 from common.errors import SqlTrouble, StartRefused, UsherError
 from common.log import configure
 from common.outbox.sql_files import DIALECTS, schema
 from common.outbox.store import OutboxStore
 from common.redis_at_start import check_at_start
+from common.running_up import resolve_redis_url
 from common.settings import load, options
 from master.settings import StreamerSettings
 from master.streamer_wiring import StreamerProgram

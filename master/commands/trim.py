@@ -13,10 +13,10 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from common.embedded import resolve_redis_url
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link, check_reachable
+from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
 from master.commands.looking import console, print_json, table
 from master.policy.trim import Cut, Nothing, Reader, Refused, StreamFacts, decide, readers

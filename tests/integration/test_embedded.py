@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from common import embedded
-from common.embedded import EmbeddedRedis, Up, announce, find_redis_server, free_port, resolve_redis_url, running_up
+from common.embedded import EmbeddedRedis, find_redis_server, free_port
 from common.errors import StartRefused
 from common.redis_client import Link
+from common.running_up import Up, announce, resolve_redis_url, running_up
 from common.settings import load
 from master.settings import MasterSettings
 

@@ -16,9 +16,9 @@ from common import source_status
 from common.doctor.collector import collect
 from common.doctor.facts import Severity
 from common.doctor.findings import examine
-from common.embedded import resolve_redis_url
 from common.keys import Keys, LogKeys
 from common.redis_client import Link
+from common.running_up import resolve_redis_url
 from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import pairs

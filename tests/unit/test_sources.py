@@ -6,9 +6,9 @@ import inspect
 
 import pytest
 
-from common.embedded import resolve_redis_url
 from common.errors import SettingsError, StartRefused
 from common.keys import Keys, LogKeys
+from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load
 from common.sources import SHARDS, Sources, shard_of
 
