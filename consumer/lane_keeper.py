@@ -1,9 +1,7 @@
 """The lanes, shared by the reader, the workers and the acker: one lock around the pure LaneBoard, and who is woken when.
 
-Waking a thread costs more than a short handler takes, and two threads that both compute only fight for the interpreter. So while
-handlers are short (``_SHORT_S``), one runner takes lane after lane, and one more thread watches it: when the runner has not ended a
-lane within ``_WATCH_S`` (a handler blocks after all), the watcher runs the next lane itself and another one watches. When handlers
-are not short, every ready lane wakes a thread.
+Lanes run side by side, every ready one on a thread that it wakes, or one after another on one thread, which one more thread watches: when
+the runner blocks after all, the watcher runs the next lane itself and another one watches. Which of both it is, policy/pace.py decides.
 """
 
 from __future__ import annotations
@@ -11,17 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from common.clock import now_s
+from common.clock import cpu_s, now_s
 from consumer.context import Message
 from consumer.policy.lanes import Lane, LaneBoard
+from consumer.policy.pace import Moment, Pace
 from consumer.policy.quarantine import Isolation
 
 MessageLane = Lane[Message]
+#: A lane whose runner is done with it for now; how many messages of it ended, in how many seconds. A plain tuple: there is one of each lane.
+Ended = tuple[MessageLane, int, float]
 
-_SHORT_S = 0.0005
-_WATCH_S = 0.002
-#: Weight of the newest lane in the moving average of a handler's time.
-_NEWEST = 0.2
+#: Lanes that end between two looks at the clock, to ask whether they still should run side by side.
+_BETWEEN_LOOKS = 32
 
 
 class LaneKeeper:
@@ -31,8 +30,10 @@ class LaneKeeper:
         self._board: LaneBoard[Message] = LaneBoard()
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
-        self._mean_s = 0.0
+        self._pace = Pace()
+        self._idle = 0  # threads that wait for a lane
         self._ended = 0
+        self._stuck: tuple[int, float] = (-1, 0.0)  # how many had ended when one was last seen to end, or a watcher took a lane; and when
         self._watched = False
         self._paused = False
         self._ended_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has said so
@@ -121,24 +122,15 @@ class LaneKeeper:
 
     # ---- runners -------------------------------------------------------------------------------------------------------------
 
-    def next_lane(self, timeout_s: float) -> MessageLane | None:
-        """A lane to run; None after ``timeout_s`` or a pause."""
-        until_s = now_s() + timeout_s
-        with self._changed:
-            while True:
-                now = now_s()
-                due_s = self._board.wake_due(now)
-                if self._paused or now >= until_s:
-                    return None
-                if not self._board.ready:
-                    self._board.let_in(now)
-                if self._board.ready and (self._may_run() or self._runner_is_stuck()):
-                    lane = self._board.take()
-                    if lane is not None:
-                        self._wake(1 if self._board.ready else 0)  # the next runner, or the watcher
-                        return lane
-                if not self._board.ready or self._watched:
-                    self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
+    def next_lane(self, timeout_s: float, ended: Ended | None = None) -> MessageLane | None:
+        """A lane to run; None after ``timeout_s`` or a pause. ``ended``: the one that this runner had, which ``release`` need not hear of."""
+        with self.lock:
+            if ended is not None:
+                self._end(*ended)
+            board = self._board
+            if board.ready and not board.waiting and not self._paused and self._may_run():
+                return self._take()
+            return self._wait_for_lane(now_s() + timeout_s)
 
     def take_now(self) -> MessageLane | None:
         """A lane to run if one is ready. For an event loop, which must not wait here."""
@@ -156,20 +148,19 @@ class LaneKeeper:
 
     def release(self, lane: MessageLane, messages: int, seconds: float) -> None:
         """The runner ended ``messages`` of the lane in ``seconds``."""
-        with self._changed:
-            self._note(messages, seconds)
-            self._board.release(lane)
+        with self.lock:
+            self._end(lane, messages, seconds)
 
     def hold(self, lane: MessageLane) -> None:
         """Nothing more of it starts before ``let_go``."""
-        with self._changed:
-            self._note(0, 0.0)
+        with self.lock:
+            self._ended += 1
             self._board.hold(lane)
 
     def retry(self, lane: MessageLane, message: Message, due_s: float) -> None:
         """``message`` comes first in the lane again, and nothing of it starts before ``due_s``."""
         with self._changed:
-            self._note(0, 0.0)
+            self._ended += 1
             self._board.retry(lane, message, due_s)
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
@@ -182,7 +173,7 @@ class LaneKeeper:
     def set_apart(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
         """``message`` was not started: it comes first in the lane again, and runs only where nothing else than ``isolation`` allows does."""
         with self._changed:
-            self._note(0, 0.0)
+            self._ended += 1
             self._board.set_apart(lane, message, isolation)
             self._changed.notify()
         self.on_ready()
@@ -235,28 +226,57 @@ class LaneKeeper:
     # ---- inside, under the lock ----------------------------------------------------------------------------------------------
 
     def _wake(self, ready: int) -> None:
-        """Wake those who are needed for so many ready lanes; where handlers are short that is one who runs and one who watches."""
-        needed = (self._board.running == 0) + (not self._watched) if self._is_short() else ready
-        if needed and ready:
-            self._changed.notify(min(needed, ready))
-
-    def _is_short(self) -> bool:
-        return self._mean_s < _SHORT_S
+        """Wake those who are needed for so many ready lanes; where they run one after another, that is one who runs and one who watches."""
+        if ready and self._idle:
+            needed = ready if self._pace.side_by_side else (self._board.running == 0) + (not self._watched)
+            if needed:
+                self._changed.notify(min(needed, ready))
 
     def _may_run(self) -> bool:
-        return self._board.running == 0 or not self._is_short()
+        return self._pace.side_by_side or self._board.running == 0
 
-    def _runner_is_stuck(self) -> bool:
-        """Watch the runner for a moment; False when somebody watches already, it goes on well, or a pause came meanwhile."""
+    def _take(self) -> MessageLane | None:
+        lane = self._board.take()
+        self._wake(1 if self._board.ready else 0)  # the next runner, or the watcher
+        return lane
+
+    def _wait_for_lane(self, until_s: float) -> MessageLane | None:
+        board = self._board
+        while True:
+            now = now_s()
+            due_s = board.wake_due(now)
+            if self._paused or now >= until_s:
+                return None
+            if not board.ready:
+                board.let_in(now)
+            if board.ready and (self._may_run() or self._watch()) and board.ready:
+                return self._take()
+            if not board.ready or self._watched:
+                self._idle += 1
+                self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
+                self._idle -= 1
+
+    def _watch(self) -> bool:
+        """Watch the runner for a moment. Whether to run a lane beside it; False when somebody watches already, or a pause came meanwhile."""
         if self._watched:
             return False
-        ended = self._ended
+        ended, began = self._ended, Moment(now_s(), cpu_s())
         self._watched = True
-        self._changed.wait_for(lambda: self._paused or self._ended != ended, _WATCH_S)
+        self._changed.wait_for(lambda: self._paused, self._pace.watch_s)
         self._watched = False
-        return self._ended == ended and not self._paused
+        now = Moment(now_s(), cpu_s())
+        if self._stuck[0] != self._ended:
+            self._stuck = (self._ended, began.now_s)
+        joins = self._pace.watched(began, now, self._ended == ended, now.now_s - self._stuck[1])
+        if joins:
+            self._stuck = (self._ended, now.now_s)
+        return joins and not self._paused
 
-    def _note(self, messages: int, seconds: float) -> None:
+    def _end(self, lane: MessageLane, messages: int, seconds: float) -> None:
         self._ended += 1
+        pace = self._pace
         if messages:
-            self._mean_s += _NEWEST * (seconds / messages - self._mean_s)
+            pace.note(messages, seconds)
+        if pace.side_by_side and not self._ended % _BETWEEN_LOOKS:
+            pace.look(Moment(now_s(), cpu_s()))
+        self._board.release(lane)

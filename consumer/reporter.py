@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import orjson
@@ -49,7 +49,7 @@ class Reporter(Service):
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()
-        self._waiting: Counter[bytes] = Counter()  # ids in _items by ticket
+        self._waiting: dict[bytes, int] = {}  # ids in _items by ticket
         self._size = 0  # and in all; the three are guarded by _lock
         self._lock = threading.Lock()
         self._enough = min(MOST_IDS, max(1, spare // 2))
@@ -65,8 +65,8 @@ class Reporter(Service):
             was_empty = not self._items
             for item in items:
                 self._items.append(item)
-                self._count(item, 1)
-                self._hurry = self._hurry or self._waiting[item[0]] >= self._enough_of_one
+                if self._count(item, 1) >= self._enough_of_one:
+                    self._hurry = True
             self._hurry = self._hurry or self._size >= self._enough
         while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
@@ -104,18 +104,26 @@ class Reporter(Service):
         pause_s = 0.0 if self._hurry else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
-    def _count(self, item: Item, sign: int) -> None:
-        size = sign * len(item[2])
+    def _count(self, item: Item, sign: int) -> int:
+        """The ids of its ticket that wait, when those of ``item`` come (1) or go (-1)."""
+        ticket, _, ids = item
+        size = sign * len(ids)
         self._size += size
-        self._waiting[item[0]] += size
-        if not self._waiting[item[0]]:
-            del self._waiting[item[0]]
+        waiting = self._waiting[ticket] = self._waiting.get(ticket, 0) + size
+        if not waiting:
+            del self._waiting[ticket]
+        return waiting
 
     def _take(self) -> list[Item]:
         """Items of one report."""
         taken: list[Item] = []
         size = 0
         with self._lock:
+            if self._size <= MOST_IDS:  # the usual case: all of them
+                taken.extend(self._items)
+                self._items.clear()
+                self._waiting.clear()
+                self._size = 0
             while self._items and size < MOST_IDS:
                 item = self._items.popleft()
                 room = MOST_IDS - size
@@ -135,10 +143,7 @@ class Reporter(Service):
                 self._count(item, 1)
 
     def _body(self, report: list[Item]) -> bytes:
-        tickets = [
-            {"ticket_id": ticket_text(ticket), "fence": fence, "message_ids": [entry_id.decode() for entry_id in ids]}
-            for ticket, fence, ids in report
-        ]
+        tickets = [{"ticket_id": ticket_text(ticket), "fence": fence, "message_ids": list(map(bytes.decode, ids))} for ticket, fence, ids in report]
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
 
     def _drop(self, report: list[Item], why: str, level: int = logging.WARNING) -> None:
