@@ -1,7 +1,9 @@
 """The lanes, shared by the reader, the workers and the acker: one lock around the pure LaneBoard, and who is woken when.
 
-Lanes run side by side, every ready one on a thread that it wakes, or one after another on one thread, which one more thread watches: when
-the runner blocks after all, the watcher runs the next lane itself and another one watches. Which of both it is, policy/pace.py decides.
+Waking a thread costs more than a short handler takes, and two threads that both compute only fight for the interpreter. So while
+handlers are short (``_SHORT_S``), one runner takes lane after lane, and one more thread watches it: when the runner has not ended a
+lane within ``_WATCH_S`` (a handler blocks after all), the watcher runs the next lane itself and another one watches. When handlers
+are not short, every ready lane wakes a thread.
 """
 
 from __future__ import annotations
@@ -9,18 +11,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from common.clock import cpu_s, now_s
+from common.clock import now_s
 from consumer.context import Message
 from consumer.policy.lanes import Lane, LaneBoard
-from consumer.policy.pace import Moment, Pace
 from consumer.policy.quarantine import Isolation
 
 MessageLane = Lane[Message]
 #: A lane whose runner is done with it for now; how many messages of it ended, in how many seconds. A plain tuple: there is one of each lane.
 Ended = tuple[MessageLane, int, float]
 
-#: Lanes that end between two looks at the clock, to ask whether they still should run side by side.
-_BETWEEN_LOOKS = 32
+_SHORT_S = 0.0005
+_WATCH_S = 0.002
+#: Weight of the newest lane in the moving average of a handler's time.
+_NEWEST = 0.2
 
 
 class LaneKeeper:
@@ -30,10 +33,9 @@ class LaneKeeper:
         self._board: LaneBoard[Message] = LaneBoard()
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
-        self._pace = Pace()
+        self._mean_s = 0.0
         self._idle = 0  # threads that wait for a lane
         self._ended = 0
-        self._stuck: tuple[int, float] = (-1, 0.0)  # how many had ended when one was last seen to end, or a watcher took a lane; and when
         self._watched = False
         self._paused = False
         self._ended_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has said so
@@ -226,14 +228,17 @@ class LaneKeeper:
     # ---- inside, under the lock ----------------------------------------------------------------------------------------------
 
     def _wake(self, ready: int) -> None:
-        """Wake those who are needed for so many ready lanes; where they run one after another, that is one who runs and one who watches."""
+        """Wake those who are needed for so many ready lanes; where handlers are short that is one who runs and one who watches."""
         if ready and self._idle:
-            needed = ready if self._pace.side_by_side else (self._board.running == 0) + (not self._watched)
+            needed = (self._board.running == 0) + (not self._watched) if self._is_short() else ready
             if needed:
                 self._changed.notify(min(needed, ready))
 
+    def _is_short(self) -> bool:
+        return self._mean_s < _SHORT_S
+
     def _may_run(self) -> bool:
-        return self._pace.side_by_side or self._board.running == 0
+        return self._board.running == 0 or not self._is_short()
 
     def _take(self) -> MessageLane | None:
         lane = self._board.take()
@@ -249,34 +254,27 @@ class LaneKeeper:
                 return None
             if not board.ready:
                 board.let_in(now)
-            if board.ready and (self._may_run() or self._watch()) and board.ready:
+            if board.ready and (self._may_run() or self._runner_is_stuck()) and board.ready:
                 return self._take()
             if not board.ready or self._watched:
                 self._idle += 1
                 self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
                 self._idle -= 1
 
-    def _watch(self) -> bool:
-        """Watch the runner for a moment. Whether to run a lane beside it; False when somebody watches already, or a pause came meanwhile."""
+    def _runner_is_stuck(self) -> bool:
+        """Watch the runner for a moment; False when somebody watches already, it goes on well, or a pause came meanwhile."""
         if self._watched:
             return False
-        ended, began = self._ended, Moment(now_s(), cpu_s())
+        ended = self._ended
         self._watched = True
-        self._changed.wait_for(lambda: self._paused, self._pace.watch_s)
+        self._idle += 1
+        self._changed.wait_for(lambda: self._paused or self._ended != ended, _WATCH_S)
+        self._idle -= 1
         self._watched = False
-        now = Moment(now_s(), cpu_s())
-        if self._stuck[0] != self._ended:
-            self._stuck = (self._ended, began.now_s)
-        joins = self._pace.watched(began, now, self._ended == ended, now.now_s - self._stuck[1])
-        if joins:
-            self._stuck = (self._ended, now.now_s)
-        return joins and not self._paused
+        return self._ended == ended and not self._paused
 
     def _end(self, lane: MessageLane, messages: int, seconds: float) -> None:
         self._ended += 1
-        pace = self._pace
         if messages:
-            pace.note(messages, seconds)
-        if pace.side_by_side and not self._ended % _BETWEEN_LOOKS:
-            pace.look(Moment(now_s(), cpu_s()))
+            self._mean_s += _NEWEST * (seconds / messages - self._mean_s)
         self._board.release(lane)
