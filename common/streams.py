@@ -65,9 +65,9 @@ def parse_inbox(reply: Any) -> Iterator[tuple[bytes, list[HandOver]]]:
     """(record id, hand-overs) of an XREAD reply on one inbox; an empty reply gives nothing."""
     for record_id, fields in reply[0][1] if reply else ():
         parts = []
-        for at in range(0, len(fields), 2):
-            fence, *ids = fields[at + 1].split(b" ")
-            parts.append(HandOver(fields[at], int(fence), ids))
+        for ticket, value in zip(fields[::2], fields[1::2], strict=True):
+            ids = value.split(b" ")
+            parts.append(HandOver(ticket, int(ids.pop(0)), ids))
         yield record_id, parts
 
 
