@@ -23,7 +23,7 @@ from consumer.context import Message
 from consumer.counts import HandlerCounts
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.owner_steps import Buried, Letter, OwnerSteps
-from consumer.policy.acks import AckBatch, AckLedger, Failure, Finished
+from consumer.policy.acks import AckBatch, AckLedger, Failure, Finished, Success
 from consumer.policy.outcome import Bury
 from consumer.reporter import Reporter
 
@@ -93,7 +93,7 @@ class Acker(Service):
 
     # ---- any thread ----------------------------------------------------------------------------------------------------------
 
-    def finished(self, item: Finished) -> None:
+    def finished(self, item: Success) -> None:
         """A handler returned."""
         self._ledger.add(item)
         if item.lane is not None and not self._keeper.has_ready:

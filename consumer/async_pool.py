@@ -93,9 +93,9 @@ class AsyncPool(Service):
         began_ns = time.monotonic_ns()
         count = 0
         while count < _SLICE and (message := executor.next_message(lane)) is not None:
-            if not executor.admit(lane, message):
-                return
             start_us = time.time_ns() // 1000
+            if not executor.admit(lane, message, start_us):
+                return
             try:
                 result = await self._handle(message)
                 if result is not None:

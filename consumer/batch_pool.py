@@ -101,7 +101,7 @@ class BatchCall:
             if part and goes_alone(message):  # an early one came before what we looked at
                 self._executor.keeper.put_back(lane, [message])
                 break
-            if not self._executor.admit(lane, message):
+            if not self._executor.admit(lane, message, time.time_ns() // 1000):
                 return None
             part.append(message)
             if goes_alone(message):

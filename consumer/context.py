@@ -49,16 +49,17 @@ class Message(EntryView):
 
     __slots__ = (
         *("_lease", "alone", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
-        *("losses", "plain", "shares_call", "slot", "start_us", "ticket"),
+        *("end_us", "lane", "losses", "plain", "shares_call", "slot", "start_us", "ticket"),
     )
 
     stream: ClassVar[str] = ""  # that is worked on; see message_type
     start_us: int  # of the last start; not before there was one
+    end_us: int  # when its handler returned; not before
 
-    def __init__(
-        self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, known: Attempts = NEVER
-    ) -> None:
-        super().__init__(stream_id, flat)
+    def __init__(self, ticket: bytes, stream_id: bytes, fence: int, flat: list[bytes] | None, lease: OwnLease, known: Attempts = NEVER) -> None:
+        self.stream_id = stream_id  # not by the base's own: that call would cost as much as all the rest
+        self._flat = flat
+        self._fields = None
         self.ticket = ticket
         self.fence = fence
         # Of former owners; ``attempt`` is counted up at each start, ``failures`` at each that ended badly.
@@ -68,6 +69,7 @@ class Message(EntryView):
         self.alone = False  # it was in a call of several messages that failed as a whole: the next call is about it alone
         self.shares_call = False  # it is, or was last, in a call of several messages
         self.deadline: float | None = None
+        self.lane: Any = None  # the held one, when what comes after it must wait for its acknowledgement
         self._lease = lease
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from common.run_log import DONE
 from common.timings import LONG_US, Timings
-from consumer.policy.acks import Failure, Finished
+from consumer.policy.acks import Failure, Success
 
 #: Every so many-th execution of a batch has its waiting time looked at, the first one always.
 _EVERY = 64
@@ -20,7 +20,7 @@ class HandlerCounts:
         self.handlers = Timings()
         self.waits = Timings(LONG_US)
 
-    def done(self, runs: Sequence[Finished]) -> None:
+    def done(self, runs: Sequence[Success]) -> None:
         """Executions that Redis has as acknowledged, or refused as stale."""
         self.outcomes[DONE] += len(runs)
         self.handlers.add([run.end_us - run.start_us for run in runs])

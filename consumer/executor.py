@@ -21,7 +21,7 @@ from common.redis_client import CommandRefused
 from common.run_log import FAILED, GAVE_UP, RETRY_LATER
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.acks import Failure, Finished
+from consumer.policy.acks import Failure, Finished, Success
 from consumer.policy.outcome import Bury, RetryPolicy, decide, told
 from consumer.policy.quarantine import Isolation, isolation
 from consumer.tracing import traced
@@ -47,7 +47,7 @@ class Starts(Protocol):
 class Accounts(Protocol):
     """Where finished, failed and given-up messages go (the acker)."""
 
-    def finished(self, item: Finished) -> None: ...
+    def finished(self, item: Success) -> None: ...
 
     def failed(self, item: Failure) -> None: ...
 
@@ -95,7 +95,7 @@ class Executor:
         if lane.early:
             self.keeper.merge_early(lane)
         queue = lane.queue
-        if not queue or not self._lease.may_start():
+        if not queue or now_s() >= self._lease.start_until_s:
             return None
         lane.forgotten = False  # what is queued now came after that
         try:
@@ -103,11 +103,11 @@ class Executor:
         except IndexError:  # the ticket was forgotten at this moment: somebody else has it
             return None
 
-    def admit(self, lane: MessageLane, message: Message) -> bool:
-        """Whether the handler may be called now; its start is counted and written down then. If not, the lane is not the runner's any more."""
+    def admit(self, lane: MessageLane, message: Message, start_us: int) -> bool:
+        """Whether the handler may be called now, at ``start_us``; its start is counted and written down then. If not, the lane is not the
+        runner's any more."""
         if not message.plain and not self._may_have(lane, message):
             return False
-        start_us = time.time_ns() // 1000
         message.attempt += 1
         message.start_us = start_us
         if not message.first_ms:
@@ -159,11 +159,13 @@ class Executor:
             self.running.pop(id(message), None)
         self.handled += 1
         # A message with a past is held too: one that was charged ahead must not lose its success in the crash of another suspect.
-        held = lane if self.strict or not message.plain else None
-        if held is not None:
+        held = self.strict or not message.plain
+        if held:
+            message.lane = lane
             self.keeper.hold(lane)
-        self._accounts.finished(Finished(message.ticket, message.stream_id, message.fence, message.attempt, start_us, end_us, held))
-        return held is None
+        message.start_us, message.end_us = start_us, end_us
+        self._accounts.finished(message)
+        return not held
 
     def raised(self, lane: MessageLane, message: Message, problem: BaseException) -> None:
         """The handler raised: the message is tried again in its place, or given up. Either way the lane is not the runner's any more."""

@@ -17,6 +17,8 @@ from consumer.policy.lanes import Lane, LaneBoard
 from consumer.policy.quarantine import Isolation
 
 MessageLane = Lane[Message]
+#: A lane whose runner is done with it for now; how many messages of it ended, in how many seconds. A plain tuple: there is one of each lane.
+Ended = tuple[MessageLane, int, float]
 
 _SHORT_S = 0.0005
 _WATCH_S = 0.002
@@ -32,6 +34,7 @@ class LaneKeeper:
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
         self._mean_s = 0.0
+        self._idle = 0  # threads that wait for a lane
         self._ended = 0
         self._watched = False
         self._paused = False
@@ -121,24 +124,15 @@ class LaneKeeper:
 
     # ---- runners -------------------------------------------------------------------------------------------------------------
 
-    def next_lane(self, timeout_s: float) -> MessageLane | None:
-        """A lane to run; None after ``timeout_s`` or a pause."""
-        until_s = now_s() + timeout_s
-        with self._changed:
-            while True:
-                now = now_s()
-                due_s = self._board.wake_due(now)
-                if self._paused or now >= until_s:
-                    return None
-                if not self._board.ready:
-                    self._board.let_in(now)
-                if self._board.ready and (self._may_run() or self._runner_is_stuck()):
-                    lane = self._board.take()
-                    if lane is not None:
-                        self._wake(1 if self._board.ready else 0)  # the next runner, or the watcher
-                        return lane
-                if not self._board.ready or self._watched:
-                    self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
+    def next_lane(self, timeout_s: float, ended: Ended | None = None) -> MessageLane | None:
+        """A lane to run; None after ``timeout_s`` or a pause. ``ended``: the one that this runner had, which ``release`` need not hear of."""
+        with self.lock:
+            if ended is not None:
+                self._end(*ended)
+            board = self._board
+            if board.ready and not board.waiting and not self._paused and self._may_run():
+                return self._take()
+            return self._wait_for_lane(now_s() + timeout_s)
 
     def take_now(self) -> MessageLane | None:
         """A lane to run if one is ready. For an event loop, which must not wait here."""
@@ -156,20 +150,19 @@ class LaneKeeper:
 
     def release(self, lane: MessageLane, messages: int, seconds: float) -> None:
         """The runner ended ``messages`` of the lane in ``seconds``."""
-        with self._changed:
-            self._note(messages, seconds)
-            self._board.release(lane)
+        with self.lock:
+            self._end(lane, messages, seconds)
 
     def hold(self, lane: MessageLane) -> None:
         """Nothing more of it starts before ``let_go``."""
-        with self._changed:
-            self._note(0, 0.0)
+        with self.lock:
+            self._ended += 1
             self._board.hold(lane)
 
     def retry(self, lane: MessageLane, message: Message, due_s: float) -> None:
         """``message`` comes first in the lane again, and nothing of it starts before ``due_s``."""
         with self._changed:
-            self._note(0, 0.0)
+            self._ended += 1
             self._board.retry(lane, message, due_s)
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
@@ -182,7 +175,7 @@ class LaneKeeper:
     def set_apart(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
         """``message`` was not started: it comes first in the lane again, and runs only where nothing else than ``isolation`` allows does."""
         with self._changed:
-            self._note(0, 0.0)
+            self._ended += 1
             self._board.set_apart(lane, message, isolation)
             self._changed.notify()
         self.on_ready()
@@ -236,9 +229,10 @@ class LaneKeeper:
 
     def _wake(self, ready: int) -> None:
         """Wake those who are needed for so many ready lanes; where handlers are short that is one who runs and one who watches."""
-        needed = (self._board.running == 0) + (not self._watched) if self._is_short() else ready
-        if needed and ready:
-            self._changed.notify(min(needed, ready))
+        if ready and self._idle:
+            needed = (self._board.running == 0) + (not self._watched) if self._is_short() else ready
+            if needed:
+                self._changed.notify(min(needed, ready))
 
     def _is_short(self) -> bool:
         return self._mean_s < _SHORT_S
@@ -246,17 +240,41 @@ class LaneKeeper:
     def _may_run(self) -> bool:
         return self._board.running == 0 or not self._is_short()
 
+    def _take(self) -> MessageLane | None:
+        lane = self._board.take()
+        self._wake(1 if self._board.ready else 0)  # the next runner, or the watcher
+        return lane
+
+    def _wait_for_lane(self, until_s: float) -> MessageLane | None:
+        board = self._board
+        while True:
+            now = now_s()
+            due_s = board.wake_due(now)
+            if self._paused or now >= until_s:
+                return None
+            if not board.ready:
+                board.let_in(now)
+            if board.ready and (self._may_run() or self._runner_is_stuck()) and board.ready:
+                return self._take()
+            if not board.ready or self._watched:
+                self._idle += 1
+                self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
+                self._idle -= 1
+
     def _runner_is_stuck(self) -> bool:
         """Watch the runner for a moment; False when somebody watches already, it goes on well, or a pause came meanwhile."""
         if self._watched:
             return False
         ended = self._ended
         self._watched = True
+        self._idle += 1
         self._changed.wait_for(lambda: self._paused or self._ended != ended, _WATCH_S)
+        self._idle -= 1
         self._watched = False
         return self._ended == ended and not self._paused
 
-    def _note(self, messages: int, seconds: float) -> None:
+    def _end(self, lane: MessageLane, messages: int, seconds: float) -> None:
         self._ended += 1
         if messages:
             self._mean_s += _NEWEST * (seconds / messages - self._mean_s)
+        self._board.release(lane)

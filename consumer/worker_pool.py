@@ -11,11 +11,12 @@ from common.service import Service
 from consumer.context import Message
 from consumer.executor import Executor
 from consumer.handlers import check_ran
-from consumer.lane_keeper import MessageLane
+from consumer.lane_keeper import Ended, MessageLane
 
 #: Most messages of one lane in a row, and the time after which the lane goes behind the others.
 _SLICE = 64
 _SLICE_US = 2000
+_LONGEST_WAIT_S = 5.0
 
 
 class LaneWorker(Service):
@@ -31,21 +32,25 @@ class LaneWorker(Service):
 
     def run_once(self) -> float:
         keeper = self._executor.keeper
+        ended: Ended | None = None
         while not self.stopping:
-            lane = keeper.next_lane(timeout_s=5.0)
+            lane = keeper.next_lane(_LONGEST_WAIT_S, ended)
             if lane is None:
                 return 0.05 if keeper.paused else 0.0
             try:
-                self._run(lane)
+                ended = self._run(lane)
             except BaseException as problem:
                 # Not the handler's: ours. The lane is lost in here, and only a new process is sure to run its ticket again.
                 self._executor.broken(problem)
                 raise
-            if not self._executor.may_start():
-                return 0.02  # the lease may have ended: the heartbeat renews it, or this process leaves
-        return 0.0
+            if ended is not None and not ended[1] and not self._executor.may_start():
+                break  # the lease may have ended: the heartbeat renews it, or this process leaves
+        if ended is not None:
+            keeper.release(*ended)
+        return 0.02
 
-    def _run(self, lane: MessageLane) -> None:
+    def _run(self, lane: MessageLane) -> Ended | None:
+        """A slice of the lane. None: somebody else has to say when the lane goes on."""
         executor, handle, clock = self._executor, self._handle, time.time_ns
         began_us = end_us = clock() // 1000
         count = 0
@@ -53,18 +58,20 @@ class LaneWorker(Service):
             message = executor.next_message(lane)
             if message is None:
                 break
-            if not executor.admit(lane, message):
-                return
             start_us = end_us
+            if not executor.admit(lane, message, start_us):
+                return None
             try:
                 result = handle(message)
                 if result is not None:
                     check_ran(result)
             except BaseException as problem:  # sys.exit() in a handler must not end this thread with the lane in its hands
                 executor.raised(lane, message, problem)
-                return
+                return None
             end_us = clock() // 1000
             count += 1
             if not executor.succeeded(lane, message, start_us, end_us):
-                return
-        executor.keeper.release(lane, count, (end_us - began_us) / 1e6)
+                return None
+            if not lane.queue:
+                break  # most lanes have one message
+        return lane, count, (end_us - began_us) / 1e6

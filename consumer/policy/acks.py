@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from common.attempts import Attempts
+from common.run_log import Executed
+
+
+class Success(Executed, Protocol):
+    """A message whose handler returned."""
+
+    @property
+    def lane(self) -> Any:
+        """The held lane, when the next message of the ticket must wait for the acknowledgement."""
 
 
 class Finished(NamedTuple):
-    """A handler that ended. Times are microseconds since the epoch."""
+    """A handler that ended, as it was then. Times are microseconds since the epoch."""
 
     ticket: bytes
     stream_id: bytes
@@ -22,7 +31,7 @@ class Finished(NamedTuple):
     attempt: int
     start_us: int
     end_us: int
-    lane: Any = None  # the held lane, when the next message of the ticket must wait for the acknowledgement
+    lane: Any = None
 
 
 class Failure(NamedTuple):
@@ -39,14 +48,15 @@ class AckBatch(NamedTuple):
     """One call of the ack script: per ticket its finished ids in id order."""
 
     by_ticket: dict[bytes, list[bytes]]
-    finished: list[Finished]
+    finished: list[Success]
 
 
 class AckLedger:
     """Finished messages on their way to Redis. ``add`` may be called from many threads; ``next_batch`` and ``settle`` from one."""
 
     def __init__(self, most: int) -> None:
-        self._finished: deque[Finished] = deque()  # append and popleft of a deque are atomic
+        self._finished: deque[Success] = deque()  # append and popleft of a deque are atomic
+        self.add: Callable[[Success], None] = self._finished.append
         self._most = most
         self._under_way: AckBatch | None = None
 
@@ -57,9 +67,6 @@ class AckLedger:
     def batches(self) -> int:
         """How many batches it takes to write all that is here now."""
         return (self._under_way is not None) - (-len(self._finished) // self._most)
-
-    def add(self, item: Finished) -> None:
-        self._finished.append(item)
 
     def next_batch(self) -> AckBatch | None:
         """The batch that is under way, or a new one; None when there is nothing."""

@@ -79,7 +79,7 @@ class LaneBoard(Generic[M]):
         self._silent_since_s: float | None = None  # nothing starts, because a lane wants to be alone and something still runs
         self._patience_s = _PATIENCE_S
         self.held_ids: set[bytes] = set()
-        self._waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
+        self.waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
         self.running = 0
 
@@ -96,17 +96,22 @@ class LaneBoard(Generic[M]):
 
     def add(self, ticket: bytes, messages: Sequence[M]) -> None:
         """Messages of one ticket, in id order. Those below what is queued go before it, but never before what runs."""
+        last = messages[-1].stream_id
         lane = self.lanes.get(ticket)
         if lane is None:
             lane = self.lanes[ticket] = Lane(ticket)
-        last = messages[-1].stream_id
-        if not lane.last or rank(messages[0].stream_id) > rank(lane.last):
+            lane.queue.extend(messages)
+            lane.last = last
+        elif rank(messages[0].stream_id) > rank(lane.last):
             lane.queue.extend(messages)
             lane.last = last
         else:
             lane.early.extend(messages)
             lane.last = max(lane.last, last, key=rank)
-        self.held_ids.update([message.stream_id for message in messages])
+        if len(messages) == 1:
+            self.held_ids.add(last)
+        else:
+            self.held_ids.update([message.stream_id for message in messages])
         if not lane.busy:
             lane.busy = True
             self._queue.append(lane)
@@ -123,7 +128,12 @@ class LaneBoard(Generic[M]):
     def release(self, lane: Lane[M]) -> None:
         """Its runner is done with it for now."""
         self.running -= 1
-        self._settle(lane)
+        if lane.queue or lane.early or lane.isolation:
+            self._settle(lane)
+        else:  # the usual case, at its least
+            lane.forgotten = lane.busy = False
+            if self.lanes.get(lane.ticket) is lane:
+                del self.lanes[lane.ticket]
 
     def hold(self, lane: Lane[M]) -> None:
         """Its runner is done with it; nothing of it starts before ``let_go``."""
@@ -196,9 +206,9 @@ class LaneBoard(Generic[M]):
 
     def wake_due(self, now_s: float) -> float | None:
         """Make lanes ready whose time has come. Returns when the next one is due, or None."""
-        while self._waiting and self._waiting[0][0] <= now_s:
-            self._queue.append(heapq.heappop(self._waiting)[2])
-        return self._waiting[0][0] if self._waiting else None
+        while self.waiting and self.waiting[0][0] <= now_s:
+            self._queue.append(heapq.heappop(self.waiting)[2])
+        return self.waiting[0][0] if self.waiting else None
 
     def done(self, ids: Iterable[bytes]) -> None:
         """Redis has the acknowledgement (or the dead letter): the ids are forgotten."""
@@ -215,7 +225,7 @@ class LaneBoard(Generic[M]):
     def quiet(self) -> dict[bytes, list[bytes]]:
         """Per ticket that does not run: its queued ids in order. For a drain; retries that wait count as quiet."""
         held = {lane.ticket for lane in (*self._queue, *self.ready)}
-        held |= {lane.ticket for _, _, lane in self._waiting} | {lane.ticket for lane, _ in self._apart}
+        held |= {lane.ticket for _, _, lane in self.waiting} | {lane.ticket for lane, _ in self._apart}
         found = {}
         for ticket in held:
             lane = self.lanes[ticket]
@@ -231,7 +241,7 @@ class LaneBoard(Generic[M]):
         if lane is None:
             return [], None, False
         queued = sorted((*lane.queue, *lane.early), key=lambda message: rank(message.stream_id))
-        due_s = next((due_s for due_s, _, waiting in self._waiting if waiting is lane), None)
+        due_s = next((due_s for due_s, _, waiting in self.waiting if waiting is lane), None)
         return queued, due_s, lane.isolation is not _TOGETHER or any(other is lane for other, _ in self._apart)
 
     def drop_quiet(self, tickets: Iterable[bytes]) -> None:
@@ -244,8 +254,8 @@ class LaneBoard(Generic[M]):
         self._apart = deque(item for item in self._apart if item[0].ticket not in gone)
         if self._isolated is None:
             self.ready = self._queue  # who wanted to be alone may be gone
-        self._waiting = [item for item in self._waiting if item[2].ticket not in gone]
-        heapq.heapify(self._waiting)
+        self.waiting = [item for item in self.waiting if item[2].ticket not in gone]
+        heapq.heapify(self.waiting)
         for ticket in gone:
             lane = self.lanes.pop(ticket)
             self._empty(lane)
@@ -268,7 +278,7 @@ class LaneBoard(Generic[M]):
 
     def _wait(self, lane: Lane[M], due_s: float) -> None:
         self._order += 1
-        heapq.heappush(self._waiting, (due_s, self._order, lane))
+        heapq.heappush(self.waiting, (due_s, self._order, lane))
         self._rejoin(lane)
 
     def _rejoin(self, lane: Lane[M]) -> None:

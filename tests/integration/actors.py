@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -274,7 +275,7 @@ class ConsumerActor:
         if message is None:
             self.keeper.release(lane, 0, 0.0)
             return None
-        if not self.executor.admit(lane, message):
+        if not self.executor.admit(lane, message, time.time_ns() // 1000):
             return None
         run = Run(self, lane, message)
         self.runs.append(run)

@@ -149,6 +149,11 @@ def test_nobody_is_woken_who_is_not_needed(keeper: LaneKeeper, monkeypatch: pyte
     """A woken thread that finds nothing to do costs more than a short handler."""
     woken: list[int] = []
     monkeypatch.setattr(keeper._changed, "notify", woken.append)
+    keeper.add([messages(b"T", 9)])
+    assert woken == [], "nobody waits"
+    assert keeper.take_now() is not None
+    keeper._board.running = 0
+    keeper._idle = 9
     keeper.add([messages(b"A", 1)])
     assert woken == [1], "one who runs"
     assert keeper.next_lane(PATIENCE_S) is not None
@@ -200,6 +205,22 @@ def test_when_handlers_are_long_every_ready_lane_runs_at_once(keeper: LaneKeeper
     keeper.add([messages(b"T%d" % number, number) for number in range(2, 6)])
     lanes = [waiter.join() for waiter in waiters]
     assert {lane.ticket for lane in lanes if lane is not None} == {b"T2", b"T3", b"T4", b"T5"}
+
+
+def test_what_a_runner_has_ended_goes_on_behind_the_others(keeper: LaneKeeper) -> None:
+    keeper.add([messages(b"A", 1, 2), messages(b"B", 3)])
+    lane = keeper.next_lane(PATIENCE_S)
+    assert lane is not None
+    lane.queue.popleft()
+    other = keeper.next_lane(PATIENCE_S, (lane, 1, 0.0))
+    assert other is not None
+    assert (other.ticket, keeper.running) == (b"B", 1)
+    other.queue.popleft()
+    assert keeper.next_lane(PATIENCE_S, (other, 1, 0.0)) is lane
+    keeper.pause()
+    lane.queue.popleft()
+    assert keeper.next_lane(PATIENCE_S, (lane, 1, 0.0)) is None
+    assert (keeper.running, keeper.quiet()) == (0, {})
 
 
 def test_a_retry_is_run_at_its_time_by_a_thread_that_was_waiting_longer(keeper: LaneKeeper) -> None:
