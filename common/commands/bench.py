@@ -139,7 +139,7 @@ def hot(
 
 @bench.command(
     help="Whether more slots and more processes bring more. Handlers that wait 10 ms: against what their slots can do at most. Handlers that "
-    "compute for a millisecond: against the same in one process."
+    "compute for a millisecond, on one thread of each process: against the same in one process."
 )
 @click.option("--handlers", type=click.Choice(["wait", "compute"]), default="wait", show_default=True, help="What the handlers do.")
 @click.option("--messages", type=click.IntRange(min=1000), help="Messages per run. Default: 100,000, or 12,000 where handlers compute.")
