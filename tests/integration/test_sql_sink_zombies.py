@@ -205,13 +205,14 @@ class BreakAtCommit:
             while chunk := source.recv(65_536):
                 commits = is_client and b"COMMIT" in chunk and self.mode != "whole"
                 if commits and self.mode == "before":
+                    self.broken += 1
                     break
                 if commits:
+                    self.broken += 1
                     source.shutdown(socket.SHUT_WR)  # the client hears nothing any more
                 target.sendall(chunk)
                 if commits:
                     break
-        self.broken += commits
         if not commits or self.mode == "before":
             for sock in (source, target):
                 with contextlib.suppress(OSError):

@@ -37,9 +37,14 @@ _FILL = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], (ARGV[2] + n) .. '-1'
 
 
 def _fill(link: Link, count: int, after_ms: int = 0) -> None:
-    """Ids 1-1, 2-1 ..."""
-    for begun in range(0, count, 100_000):
-        link.call("EVAL", _FILL, 1, STREAM, min(100_000, count - begun), after_ms + begun)
+    """Ids 1-1, 2-1 ..., in nodes of ``NODE`` entries, whatever this server's setting is."""
+    name, before = link.call("CONFIG", "GET", "stream-node-max-entries")
+    link.call("CONFIG", "SET", name, NODE)
+    try:
+        for begun in range(0, count, 100_000):
+            link.call("EVAL", _FILL, 1, STREAM, min(100_000, count - begun), after_ms + begun)
+    finally:
+        link.call("CONFIG", "SET", name, before)
 
 
 def _group(link: Link, delivered: str, name: str = "g") -> None:
