@@ -106,8 +106,10 @@ class Executor:
     def admit(self, lane: MessageLane, message: Message, start_us: int) -> bool:
         """Whether the handler may be called now, at ``start_us``; its start is counted and written down then. If not, the lane is not the
         runner's any more."""
-        if not message.plain and not self._may_have(lane, message):
-            return False
+        if not message.plain:
+            if not self._may_have(lane, message):
+                return False
+            start_us = time.time_ns() // 1000  # Redis may have been asked
         message.attempt += 1
         message.start_us = start_us
         if not message.first_ms:

@@ -254,17 +254,18 @@ class LaneKeeper:
                 return None
             if not board.ready:
                 board.let_in(now)
-            if board.ready and (self._may_run() or self._runner_is_stuck()) and board.ready:
+            if board.ready and self._may_run():
                 return self._take()
-            if not board.ready or self._watched:
-                self._idle += 1
-                self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
-                self._idle -= 1
+            if board.ready and not self._watched:
+                if self._runner_is_stuck() and board.ready:
+                    return self._take()
+                continue  # what was due, and who was to be woken, may be others by now
+            self._idle += 1
+            self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
+            self._idle -= 1
 
     def _runner_is_stuck(self) -> bool:
-        """Watch the runner for a moment; False when somebody watches already, it goes on well, or a pause came meanwhile."""
-        if self._watched:
-            return False
+        """Watch the runner for a moment; False when it goes on well, or a pause came meanwhile."""
         ended = self._ended
         self._watched = True
         self._idle += 1

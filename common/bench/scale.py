@@ -20,8 +20,8 @@ def waiting(messages: int, consumers: int, slots: int, durable: bool, environ: M
 
 
 def computing(messages: int, processes: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
-    """One run with handlers that compute, in ``processes``, with one thread each: more would only share the interpreter. The floor is what one does with its share of the messages, so for as long, before
-    and after it: the speed of a machine changes within seconds."""
+    """One run with handlers that compute, in ``processes``, with one thread each: more would only share the interpreter. The floor is what one
+    does with its share of the messages, so for as long, before and after it: the speed of a machine changes within seconds."""
     share = messages // processes
     before, together, after = (
         _run(count, number, {"USHER_CONCURRENCY": "1"}, "common.bench.handlers:computing", durable, environ)

@@ -49,6 +49,22 @@ class Waiter:
         return self._thread.is_alive()
 
 
+def test_a_retry_that_is_due_while_the_others_are_busy_wakes_who_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)
+    keeper = LaneKeeper()
+    keeper.add([messages(b"A", 1), messages(b"X", 2)])
+    runner = keeper.next_lane(0.0)
+    assert runner is not None
+    watcher = Waiter(keeper)
+    until(lambda: keeper._watched)
+    with keeper._changed:  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
+        keeper._ended += 1
+        keeper._board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
+        assert keeper._board.take() is not None
+        keeper._changed.notify()
+    assert watcher.join() is runner
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what another thread is about to do."""
     end_s = now_s() + PATIENCE_S
