@@ -57,6 +57,7 @@ def test_a_retry_that_is_due_while_the_others_are_busy_wakes_who_watched(monkeyp
     assert runner is not None
     watcher = Waiter(keeper)
     until(lambda: keeper._watched)
+    monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.01)  # the next time
     with keeper._changed:  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
         keeper._ended += 1
         keeper._board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
