@@ -141,6 +141,7 @@ def test_a_handler_of_the_users_own_folder_and_a_second_ctrl_c(folder: Path) -> 
         (["--redis-url", "redis://:hush@127.0.0.1:1/0"], {}, "USHER_REDIS_URL"),
         (["--redis-url", "http://127.0.0.1"], {}, "USHER_REDIS_URL"),
         (["--state-dir", "/proc/nothing"], {}, "USHER_STATE_DIR"),
+        (["--redis-server", "nowhere"], {}, "USHER_REDIS_SERVER: there is no program 'nowhere'"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, words: list[str], environ: dict[str, str], told: str) -> None:
@@ -164,6 +165,13 @@ def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
     (folder / "redis.port").write_text(f"{port + 1}\n")
     planned = plan(LocalSettings(port=port, state_dir=folder), environ_for(folder))
     assert planned.redis_port not in (port, port + 1), "the one of the last time is not taken then"
+
+
+def test_the_program_of_redis_that_is_asked_for_is_told_to_who_starts_it(folder: Path) -> None:
+    own = folder / "own-redis"
+    own.symlink_to(find_redis_server())
+    planned = plan(LocalSettings(port=quiet_port(2, random.Random()), state_dir=folder, redis_server=str(own)), environ_for(folder))
+    assert planned.environ["USHER_REDIS_SERVER"] == str(own)
 
 
 def test_another_server_in_the_place_of_a_master_is_no_master(folder: Path) -> None:

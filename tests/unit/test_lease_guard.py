@@ -7,21 +7,12 @@ import pytest
 from consumer import context, lease_guard
 from consumer.context import OwnLease
 from consumer.lease_guard import LeaseGuard
-
-
-class Clock:
-    s = 100.0
-
-    def __call__(self) -> float:
-        return self.s
+from tests.clock import Clock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(lease_guard, "now_s", clock)
-    monkeypatch.setattr(context, "now_s", clock)
-    return clock
+    return clock_of(monkeypatch, lease_guard, context)
 
 
 def test_it_looks_now_and_then_and_at_the_very_end_of_the_lease(clock: Clock) -> None:

@@ -10,6 +10,7 @@ import pytest
 from consumer import reporter as reporter_module
 from consumer.master_client import Answer
 from consumer.reporter import MOST_IDS, Reporter
+from tests.clock import Clock, clock_of
 
 
 class Leader:
@@ -28,18 +29,9 @@ class Leader:
         return Answer("", self.status, {}, 0.0)
 
 
-class Clock:
-    s = 100.0
-
-    def __call__(self) -> float:
-        return self.s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(reporter_module, "now_s", clock)
-    return clock
+    return clock_of(monkeypatch, reporter_module)
 
 
 def items(first: int, count: int, of_one: bool = False) -> list[Any]:
