@@ -14,13 +14,14 @@ from consumer.executor import Executor
 from consumer.handlers import check_ran
 from consumer.lane_keeper import MessageLane
 
-_LONGEST_WAIT_S = 1.0
+#: The free slots look for lanes this often, even if nothing rings.
+_LONGEST_WAIT_S = 5.0
 #: Most messages of one lane in a row; then it goes behind the others.
 _SLICE = 16
 
 
 class AsyncPool(Service):
-    """One thread with an event loop; every lane that runs is a task."""
+    """One thread with an event loop. Every lane that runs is a task, with a context of its own; when one ends, the next one begins."""
 
     name = "async"
     stalls_after_s = math.inf  # one turn is the whole life of the loop
@@ -29,49 +30,71 @@ class AsyncPool(Service):
         super().__init__()
         self._executor = executor
         self._handle = handle
-        self._slots = slots
+        self._free = slots  # changed on the loop only
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rung = False  # the loop was called and has not looked yet
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._news: asyncio.Event | None = None
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         executor.keeper.on_ready = self._ring
 
     def run_once(self) -> float:
         try:
-            asyncio.run(self._take_lanes())
+            asyncio.run(self._live())
         except BaseException as problem:  # a task that a handler made may end the loop, with SystemExit for one
             self._executor.broken(problem)
             raise
         return 0.0
 
     def interrupt(self) -> None:
-        self._ring()
+        self._call(self._over.set)
 
     def _ring(self) -> None:
-        loop, news = self._event_loop, self._news
-        if loop is not None and news is not None:
+        """A lane may be ready. Where no slot is free nobody needs to know: a slot frees itself first, and looks then."""
+        if self._free and not self._rung:
+            self._rung = True
+            self._call(self._fill)
+
+    def _call(self, what: Callable[[], Any]) -> None:
+        loop = self._event_loop
+        if loop is not None:
             try:
-                loop.call_soon_threadsafe(news.set)
+                loop.call_soon_threadsafe(what)
             except RuntimeError:
                 pass  # the loop is closed: nothing is to be begun any more, and whoever rings is not to blame
 
-    async def _take_lanes(self) -> None:
-        self._news = asyncio.Event()
+    async def _live(self) -> None:
         self._event_loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
-        while not self.stopping:
-            self._news.clear()
-            while len(tasks) < self._slots and (work := self._next_work()) is not None:
-                task = asyncio.create_task(self._run(work))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-                task.add_done_callback(self._over)
-            due_s = self._due_s()
-            wait_s = _LONGEST_WAIT_S if due_s is None else min(_LONGEST_WAIT_S, max(0.0, due_s - now_s()))
-            try:
-                await asyncio.wait_for(self._news.wait(), wait_s)
-            except asyncio.TimeoutError:
-                continue
-        if tasks:
-            await asyncio.wait(tasks, timeout=1.0)
+        try:
+            if not self.stopping:
+                self._fill()
+                await self._over.wait()
+        finally:
+            self._over.set()  # whatever ends this loop: nothing begins while it does
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+    def _fill(self) -> None:
+        """Let the free slots begin with what is ready, and look again when more is due. On the loop."""
+        loop = self._event_loop
+        assert loop is not None
+        self._rung = False  # before the look: what is added after it rings
+        try:
+            while self._free and not (self.stopping or self._over.is_set()) and (work := self._next_work()) is not None:
+                task = loop.create_task(self._run(work))
+                self._free -= 1
+                self._tasks.add(task)
+                task.add_done_callback(self._ended)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._free:
+                due_s = self._due_s()
+                wait_s = _LONGEST_WAIT_S if due_s is None else min(_LONGEST_WAIT_S, max(0.0, due_s - now_s()))
+                self._timer = loop.call_later(wait_s, self._fill)
+        except BaseException as problem:
+            self._executor.broken(problem)
+            raise
 
     def _next_work(self) -> Any:
         """What ``_run`` can begin with now, or None."""
@@ -81,11 +104,15 @@ class AsyncPool(Service):
         """When to look again even if nothing rings."""
         return self._executor.keeper.next_due_s()
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        problem = None if task.cancelled() else task.exception()
-        if problem is not None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._free += 1  # before the look, see ``_ring``
+        if task.cancelled():
+            if not self.stopping:
+                self._executor.broken(asyncio.CancelledError("the task of a lane was cancelled"))
+        elif (problem := task.exception()) is not None:
             self._executor.broken(problem)  # not the handler's: ours; the lane is lost in there
-        self._ring()
+        self._fill()
 
     async def _run(self, lane: MessageLane) -> None:
         """One lane, for a slice of messages."""
@@ -108,9 +135,19 @@ class AsyncPool(Service):
             count += 1
             if not executor.succeeded(lane, message, start_us, time.time_ns() // 1000):
                 return
-            if executor.keeper.paused:
+            # A handler that never waits must not keep the loop for itself.
+            if not await self._pause(0.0) or executor.keeper.paused:
                 break
-            await asyncio.sleep(0)  # a handler that never waits must not keep the loop for itself
         if not executor.may_start():
-            await asyncio.sleep(0.02)  # the lease may have ended: do not spin
+            await self._pause(0.02)  # the lease may have ended: do not spin
         executor.keeper.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
+
+    async def _pause(self, seconds: float) -> bool:
+        """Let others run. False: a handler had its own task cancelled as it returned, which comes here; the lane goes on in another task."""
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            if self.stopping:
+                raise
+            return False
+        return True

@@ -241,7 +241,7 @@ class AsyncBatchPool(AsyncPool):
                     raise
                 raised = problem
             call.end(returned, raised)
-        await asyncio.sleep(0 if self._executor.may_start() else 0.02)
+        await self._pause(0.0 if self._executor.may_start() else 0.02)
 
 
 def batch_pool(handler: Handler, batch: Batch, executor: Executor, slots: int) -> list[Service]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import os
 import time
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ WARM = b"warm"
 #: What the tickets of `usher bench page` begin with that are tried again tomorrow.
 WAITING = b"waiting"
 
-#: How long ``sleeping`` takes.
+#: How long ``sleeping`` and ``sleeping_async`` take.
 SLEEP_S = 0.01
 
 _waits = array.array("q")
@@ -46,6 +47,11 @@ def recorded(message: Any) -> None:
 def sleeping(_message: Any) -> None:
     """Wait, as for an answer of somebody else."""
     time.sleep(SLEEP_S)
+
+
+async def sleeping_async(_message: Any) -> None:
+    """The same on an event loop."""
+    await asyncio.sleep(SLEEP_S)
 
 
 def computing(_message: Any) -> None:

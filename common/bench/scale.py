@@ -12,11 +12,15 @@ from common.bench.measures import new_rig, seconds_for
 _TICKETS = 10_000
 
 
-def waiting(messages: int, consumers: int, slots: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+#: Handlers that wait: on a thread each, or all of a process on one event loop.
+_WAITING = {"wait": "common.bench.handlers:sleeping", "await": "common.bench.handlers:sleeping_async"}
+
+
+def waiting(handlers: str, messages: int, consumers: int, slots: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """One run with handlers that sleep. The floor is what the slots of all consumers do when none of them ever waits for a message."""
-    run = _run(messages, consumers, {"USHER_CONCURRENCY": str(slots)}, "common.bench.handlers:sleeping", durable, environ)
+    run = _run(messages, consumers, {"USHER_CONCURRENCY": str(slots)}, _WAITING[handlers], durable, environ)
     floor = consumers * slots / SLEEP_S
-    return {"handlers": "wait", "slots": slots, **run, "floor_per_second": floor, "ratio": round(run["messages_per_second"] / floor, 4)}
+    return {"handlers": handlers, "slots": slots, **run, "floor_per_second": floor, "ratio": round(run["messages_per_second"] / floor, 4)}
 
 
 def computing(messages: int, processes: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:

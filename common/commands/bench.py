@@ -138,10 +138,11 @@ def hot(
 
 
 @bench.command(
-    help="Whether more slots and more processes bring more. Handlers that wait 10 ms: against what their slots can do at most. Handlers that "
+    help="Whether more slots and more processes bring more. Handlers that wait 10 ms, on a thread each (wait) or as `async def` "
+    "on one event loop (await): against what their slots can do at most. Handlers that "
     "compute for a millisecond, on one thread of each process: against the same in one process."
 )
-@click.option("--handlers", type=click.Choice(["wait", "compute"]), default="wait", show_default=True, help="What the handlers do.")
+@click.option("--handlers", type=click.Choice(["wait", "await", "compute"]), default="wait", show_default=True, help="What the handlers do.")
 @click.option("--messages", type=click.IntRange(min=1000), help="Messages per run. Default: 100,000, or 12,000 where handlers compute.")
 @click.option("--consumers", type=click.IntRange(1, 32), help="Consumer processes. Default: 4, or 2 where handlers compute.")
 @click.option("--slots", type=click.IntRange(1, 1024), default=64, show_default=True, help="Handlers of each that wait at a time.")
@@ -150,9 +151,9 @@ def hot(
 @JSON
 def scale(handlers: str, messages: int | None, consumers: int | None, slots: int, runs: int, no_aof: bool, as_json: bool) -> None:
     def run() -> dict[str, Any]:
-        if handlers == "wait":
-            return measure_scale.waiting(messages or 100_000, consumers or 4, slots, not no_aof, os.environ)
-        return measure_scale.computing(messages or 12_000, consumers or 2, not no_aof, os.environ)
+        if handlers == "compute":
+            return measure_scale.computing(messages or 12_000, consumers or 2, not no_aof, os.environ)
+        return measure_scale.waiting(handlers, messages or 100_000, consumers or 4, slots, not no_aof, os.environ)
 
     report(run, runs, ("messages_per_second", "floor_per_second", "ratio"), as_json)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 
+import pytest
+
+import consumer.async_pool
 from common.clock import now_s
 from consumer.async_pool import AsyncPool
 from consumer.context import Message, OwnLease
@@ -24,12 +28,12 @@ LEASE = OwnLease(1000.0, now_s())
 class Pool:
     """An async pool on lanes; what its messages ended in."""
 
-    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4) -> None:
+    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4, policy: RetryPolicy = RetryPolicy(3, 0.0, 0.0)) -> None:
         self.done: list[str] = []
         self.given_up: list[str] = []
         self.broken: list[str] = []
         self.keeper = LaneKeeper()
-        self.executor = Executor(self.keeper, self, Book(), LEASE, RetryPolicy(3, 0.0, 0.0), False, 0.0, self.broken.append)
+        self.executor = Executor(self.keeper, self, Book(), LEASE, policy, False, 0.0, self.broken.append)
         self.pool = AsyncPool(self.executor, handle, slots)
 
     def finished(self, item: Finished) -> None:
@@ -43,6 +47,14 @@ class Pool:
 
     def add(self, *numbers: int) -> None:
         self.keeper.add([(b"T%d" % n, [Message(b"T%d" % n, b"%d-0" % n, 1, [], LEASE)]) for n in numbers])
+
+    def add_to(self, ticket: int, *numbers: int) -> None:
+        """Messages of one ticket."""
+        self.keeper.add([(b"T%d" % ticket, [Message(b"T%d" % ticket, b"%d-0" % n, 1, [], LEASE) for n in numbers])])
+
+    def end(self) -> None:
+        self.pool.stop()
+        assert self.pool.join(PATIENCE_S)
 
     def until(self, condition: Callable[[], bool]) -> None:
         end_s = now_s() + PATIENCE_S
@@ -121,3 +133,80 @@ def test_work_that_comes_after_the_end_hurts_nobody() -> None:
     assert made.pool.join(PATIENCE_S)
     made.add(2)  # the reader goes on for a moment: ringing for a loop that is closed is no error of its
     assert made.done == ["1-0"]
+
+
+@pytest.fixture
+def no_glances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for lanes by chance: what is not told is not seen."""
+    monkeypatch.setattr(consumer.async_pool, "_LONGEST_WAIT_S", 3600.0)
+
+
+@pytest.mark.usefixtures("no_glances")
+def test_what_comes_while_all_slots_are_busy_begins_when_one_is_free() -> None:
+    gate = threading.Event()
+
+    async def handle(message: Message) -> None:
+        while not gate.is_set():
+            await asyncio.sleep(0.001)
+
+    made = Pool(handle, slots=2)
+    made.add(1, 2)
+    made.pool.start()
+    made.until(lambda: made.keeper.running == 2)
+    made.add(3)
+    made.add_to(1, 4)
+    gate.set()
+    made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0", "4-0"])
+    for number in range(10, 60):  # and what comes while some slots are free, at any moment of the loop
+        made.add(number)
+        made.until(lambda: f"{number}-0" in made.done)
+    made.end()
+
+
+@pytest.mark.usefixtures("no_glances")
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_retry_begins_when_it_is_due(slots: int) -> None:
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.002)
+        if message.failures < 2:
+            raise RuntimeError
+
+    made = Pool(handle, slots, RetryPolicy(3, 0.02, 0.02))
+    made.add(1, 2, 3)
+    made.pool.start()
+    made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0"])
+    made.end()
+    assert not made.given_up
+
+
+@pytest.mark.usefixtures("no_glances")
+def test_a_handler_that_has_its_own_task_cancelled_as_it_returns_does_not_take_its_lane_along() -> None:
+    async def handle(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    made = Pool(handle, slots=1)
+    made.add_to(1, 1, 2, 3)
+    made.pool.start()
+    made.until(lambda: made.done == ["1-0", "2-0", "3-0"])
+    made.add_to(1, 4)
+    made.until(lambda: made.done == ["1-0", "2-0", "3-0", "4-0"])
+    made.end()
+    assert not made.broken
+
+
+def test_a_lane_runs_in_a_context_of_its_own() -> None:
+    note: contextvars.ContextVar[str] = contextvars.ContextVar("note", default="")
+    seen: list[str] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(note.get())
+        note.set(message.id)
+
+    made = Pool(handle, slots=1)
+    made.add(1, 2)
+    made.pool.start()
+    made.until(lambda: made.done == ["1-0", "2-0"])
+    made.end()
+    assert seen == ["", ""]
