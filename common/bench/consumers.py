@@ -67,6 +67,7 @@ class Crowd:
     def __init__(self, rig: Rig, master_url: str, count: int) -> None:
         self._rig = rig
         self._count = count
+        self._told: dict[str, int] = {}  # its last line
         words = [sys.executable, "-m", "common.bench.crowd", rig.url, STREAM, GROUP, master_url, str(count)]
         self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, bufsize=0) if count else None
 
@@ -81,12 +82,14 @@ class Crowd:
             self._process.communicate()
 
     def keep_busy(self) -> bytes:
-        """Give each of them the message that it is to have, and let nobody lead afterwards. Returns the last id of these messages."""
+        """Give each of them the message that it is to have, and have each asked how it is: a master that has led for a while has its connection
+        to everybody. Nobody leads afterwards. Returns the last id of these messages."""
         if not self._count:
             return b"0-0"
         last_id = self._rig.fill([b"busy-%d" % number for number in range(self._count)], b"")
         self._rig.release()
         self._wait_for("held", self._count)
+        self._wait_for("asked", self._count)
         self._rig.hold()
         time.sleep(_LEASE_S / 3 + 1)  # the master notices when it extends its lease
         return last_id
@@ -98,11 +101,10 @@ class Crowd:
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        deadline_s, told = time.monotonic() + _PATIENCE_S, b""
-        while select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while self._told.get(name, 0) < count:
+            if not select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                raise BenchFailed(f"{count} consumers were not {name} in {_PATIENCE_S:.0f} s; last: {self._told}")
             if not (line := process.stdout.readline()):
                 raise BenchFailed("the process of the many consumers ended; its words are above")
-            told = line
-            if orjson.loads(line).get(name, 0) >= count:
-                return
-        raise BenchFailed(f"{count} consumers were not {name} in {_PATIENCE_S:.0f} s; last: {told.decode()}")
+            self._told = orjson.loads(line)

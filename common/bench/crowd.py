@@ -2,8 +2,8 @@
 work for so long on the one message that each may have that they want no other.
 
 ``python -m common.bench.crowd REDIS_URL STREAM GROUP MASTER_URL COUNT``: says "ready" when all are registered, then one line for each number of
-messages that they were handed. To Redis and masters each is what a real one is: two connections of its own, a blocked read of the inbox, the script
-of the heartbeat, and a port of its own where its health is asked.
+messages that they were handed, and of those who were asked how they are. To Redis and masters each is what a real one is: two connections of its
+own, a blocked read of the inbox, the script of the heartbeat, and a port of its own where its health is asked.
 """
 
 from __future__ import annotations
@@ -77,10 +77,14 @@ class _Wire(asyncio.Protocol):
 
 
 class _Health(asyncio.Protocol):
-    """Answers health questions, over a connection that stays."""
+    """Answers one member's health questions, over a connection that stays. ``asked``: the ports at which somebody asked."""
+
+    def __init__(self, asked: set[int]) -> None:
+        self._asked = asked
 
     def connection_made(self, transport: Any) -> None:
         self._transport, self._heard = transport, b""
+        self._asked.add(transport.get_extra_info("sockname")[1])
 
     def data_received(self, data: bytes) -> None:
         self._heard += data
@@ -117,7 +121,7 @@ class _Member:
 
 
 async def _main(redis_url: str, stream: str, group: str, master_url: str, count: int) -> None:
-    keys, loop, held = Keys(stream, group), asyncio.get_running_loop(), list[bytes]()
+    keys, loop, held, asked = Keys(stream, group), asyncio.get_running_loop(), list[bytes](), set[int]()
     link = Link(redis_url, "bench:crowd")
     scripts = ScriptRunner(link)
     scripts.run("renew", (keys.lease("nobody:0"), stream), (group, "nobody:0", 1, "-"))
@@ -127,21 +131,22 @@ async def _main(redis_url: str, stream: str, group: str, master_url: str, count:
     living = []
     for number in range(count):
         port = free_port()
-        await loop.create_server(_Health, "127.0.0.1", port, reuse_address=True)
+        await loop.create_server(lambda: _Health(asked), "127.0.0.1", port, reuse_address=True)
         answer = _register(master, f"crowd-{number}", f"http://127.0.0.1:{port}/api/health")
         living.append(loop.create_task(_Member(place, answer["incarnation"], answer["lease_ms"], held).live()))
         await asyncio.sleep(0)
     _say({"ready": count})
-    await asyncio.gather(_tell(held), *living)
+    await asyncio.gather(_tell(held, asked), *living)
 
 
-async def _tell(held: list[bytes]) -> None:
-    told = 0
+async def _tell(held: list[bytes], asked: set[int]) -> None:
+    told: dict[str, int] = {}
     while True:
         await asyncio.sleep(0.1)
-        if len(held) != told:
-            told = len(held)
-            _say({"held": told})
+        news = {"held": len(held), "asked": len(asked)}
+        if news != told:
+            told = news
+            _say(news)
 
 
 def _connected(url: str) -> http.client.HTTPConnection:

@@ -28,12 +28,12 @@ LEASE = OwnLease(1000.0, now_s())
 class Pool:
     """An async pool on lanes; what its messages ended in."""
 
-    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4, policy: RetryPolicy = RetryPolicy(3, 0.0, 0.0)) -> None:
+    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4, policy: RetryPolicy | None = None) -> None:
         self.done: list[str] = []
         self.given_up: list[str] = []
         self.broken: list[str] = []
         self.keeper = LaneKeeper()
-        self.executor = Executor(self.keeper, self, Book(), LEASE, policy, False, 0.0, self.broken.append)
+        self.executor = Executor(self.keeper, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), False, 0.0, self.broken.append)
         self.pool = AsyncPool(self.executor, handle, slots)
 
     def finished(self, item: Finished) -> None:
@@ -159,7 +159,7 @@ def test_what_comes_while_all_slots_are_busy_begins_when_one_is_free() -> None:
     made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0", "4-0"])
     for number in range(10, 60):  # and what comes while some slots are free, at any moment of the loop
         made.add(number)
-        made.until(lambda: f"{number}-0" in made.done)
+        made.until(lambda number=number: f"{number}-0" in made.done)
     made.end()
 
 
