@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from common.clock import now_s
 from common.errors import GroupMissing
@@ -39,6 +40,11 @@ class Adopted:
     last_delivered: bytes
     repeats_until: bytes | None
     taken_back: int
+
+    def facts(self) -> dict[str, Any]:
+        """For the log."""
+        board = self.board
+        return {"consumers": len(board.consumers), "tickets": len(board.tickets), "parked": board.parked, "taken_back": self.taken_back}
 
 
 def adopt(

@@ -176,24 +176,20 @@ class Dispatcher(Service):
 
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
-        limits = self._limits
+        limits, started = self._limits, now_s()
         steps = LeaderSteps(self._scripts, self._keys, epoch, limits.ticket_field, limits.longest_message, limits.spread, self.counts)
         steps.check()
         self._connection = self._link.connections
-        started = now_s()
-        adopted = adopt(self._link, self._keys, self._stream, steps, self._limits.ticket_window, self._memory, self.made_progress)
+        adopted = adopt(self._link, self._keys, self._stream, steps, limits.ticket_window, self._memory, self.made_progress)
         self.board, self._members = adopted.board, adopted.members
-        self._last_read = adopted.last_delivered
-        self._repeats_until = adopted.repeats_until
+        self._last_read, self._repeats_until = adopted.last_delivered, adopted.repeats_until
         self._memory = self._memory.found(adopted.last_delivered)
         self._steps = steps
         self.counts.adoptions += 1
         self._follow_rules()
         self._dry_since_s = 0.0
         self._quiet.begin(now_s())
-        consumers, tickets, parked = len(self.board.consumers), len(self.board.tickets), self.board.parked
-        taken_back, seconds = adopted.taken_back, now_s() - started
-        event(log, "adopted", epoch=epoch, consumers=consumers, tickets=tickets, parked=parked, taken_back=taken_back, seconds=seconds)
+        event(log, "adopted", epoch=epoch, **adopted.facts(), seconds=now_s() - started)
 
     def _turn(self) -> float:
         assert self._steps is not None
@@ -257,12 +253,17 @@ class Dispatcher(Service):
         self._rules_due = False
 
     def _lose(self, incarnation: str) -> None:
+        """Its lease has ended, as somebody saw; a roster that was read before it came shows none either."""
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
-            self.board.lose(incarnation)
-            try:  # after a clean drain its name is not registered any more; this is only to tell it
-                left = self._link.call("HGET", self._keys.consumers, name_of(incarnation)) is None
+            asked = (("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation)))
+            try:
+                lease, registered = self._link.pipeline(asked)
             except NotNow:
-                left = False
+                lease, registered = None, b""  # recovery asks again
+            if isinstance(lease, bytes):
+                return
+            left = registered is None  # after a clean drain; this is only to tell it
+            self.board.lose(incarnation)
             event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
             self.counts.lost += not left
             self._recoverer.add(incarnation, quietly=left)
@@ -342,8 +343,7 @@ class Dispatcher(Service):
         moved = noted is None or noted.delivered != self._last_read or is_open or self._position_open
         if moved and now - self._position_s >= _SAVE_POSITION_S:
             self._memory = Memory(self._steps.save_position())
-            self._position_open = is_open
-            self._position_s = now
+            self._position_open, self._position_s = is_open, now
 
     def _may_read(self) -> int:
         if self.board.parked >= self._limits.parked:

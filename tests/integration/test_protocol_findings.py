@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from common.errors import NotNow
+from master.roster import read_roster
 from tests.integration.actors import ConsumerActor, MasterActor, Stage
 from tests.integration.factories import LEASE_MS
 
@@ -57,7 +58,7 @@ def test_tickets_that_a_reply_puts_in_doubt_are_read_again_though_redis_is_busy_
     stage.link.call("DEL", stage.keys.lease(a.incarnation))
 
     def busy(step: str) -> None:
-        if step == "HGET":
+        if step == "PIPELINE":  # whether its lease has ended
             m.link.before = lambda step: None
             raise NotNow("BUSY", "a script runs")
 
@@ -67,3 +68,20 @@ def test_tickets_that_a_reply_puts_in_doubt_are_read_again_though_redis_is_busy_
     stage.link.call("DEL", stage.keys.tickets)
     stage.finish(m, [b])
     assert len(stage.history.starts) == 20
+
+
+def test_a_roster_that_was_read_before_a_consumer_came_loses_nobody(stage: Stage) -> None:
+    """The roster is read on another thread: its news may be older than what was adopted."""
+    old = read_roster(stage.link, stage.keys)
+    a = stage.consumer("a")
+    m = stage.leader()
+    ids = stage.send(T)
+    m.dispatcher.post(old)
+    m.turn()
+    assert m.dispatcher.counts.lost == 0
+    a.work()
+    assert stage.history.ids(T) == ids
+    stage.end_lease(a)
+    m.dispatcher.post(old)
+    m.turn()
+    assert m.dispatcher.counts.lost == 1
