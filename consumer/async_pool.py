@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from common.clock import now_s
-from common.service import Service
+from common.service import Ended, Service
 from consumer.executor import Executor
 from consumer.handlers import check_ran
 from consumer.lane_keeper import MessageLane
 
-#: The free slots look for lanes this often, even if nothing rings.
-_LONGEST_WAIT_S = 5.0
+#: The free slots look for lanes this often, even if nothing rings: the patience of lanes that were set apart ends with a look.
+_LONGEST_WAIT_S = 1.0
 #: Most messages of one lane in a row; then it goes behind the others.
 _SLICE = 16
 
@@ -34,11 +35,14 @@ class AsyncPool(Service):
         self._tasks: set[asyncio.Task[None]] = set()
         self._rung = False  # the loop was called and has not looked yet
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._context = contextvars.Context()  # of what is ours on the loop: lanes begin in it, whoever rang
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         executor.keeper.on_ready = self._ring
 
     def run_once(self) -> float:
+        if self._over.is_set():
+            raise Ended
         try:
             asyncio.run(self._live())
         except BaseException as problem:  # a task that a handler made may end the loop, with SystemExit for one
@@ -59,7 +63,7 @@ class AsyncPool(Service):
         loop = self._event_loop
         if loop is not None:
             try:
-                loop.call_soon_threadsafe(what)
+                loop.call_soon_threadsafe(what, context=self._context)
             except RuntimeError:
                 pass  # the loop is closed: nothing is to be begun any more, and whoever rings is not to blame
 
@@ -67,7 +71,7 @@ class AsyncPool(Service):
         self._event_loop = asyncio.get_running_loop()
         try:
             if not self.stopping:
-                self._fill()
+                self._call(self._fill)
                 await self._over.wait()
         finally:
             self._over.set()  # whatever ends this loop: nothing begins while it does
@@ -79,19 +83,21 @@ class AsyncPool(Service):
         loop = self._event_loop
         assert loop is not None
         self._rung = False  # before the look: what is added after it rings
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.stopping or self._over.is_set():
+            return
         try:
-            while self._free and not (self.stopping or self._over.is_set()) and (work := self._next_work()) is not None:
+            while self._free and (work := self._next_work()) is not None:
                 task = loop.create_task(self._run(work))
                 self._free -= 1
                 self._tasks.add(task)
-                task.add_done_callback(self._ended)
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+                task.add_done_callback(self._ended, context=self._context)
             if self._free:
                 due_s = self._due_s()
                 wait_s = _LONGEST_WAIT_S if due_s is None else min(_LONGEST_WAIT_S, max(0.0, due_s - now_s()))
-                self._timer = loop.call_later(wait_s, self._fill)
+                self._timer = loop.call_later(wait_s, self._fill, context=self._context)
         except BaseException as problem:
             self._executor.broken(problem)
             raise
@@ -116,13 +122,21 @@ class AsyncPool(Service):
 
     async def _run(self, lane: MessageLane) -> None:
         """One lane, for a slice of messages."""
-        executor = self._executor
         began_ns = time.monotonic_ns()
+        count = await self._slice(lane)
+        # A cancellation that a handler asked for as it ended comes here; and where the lease may have ended, nothing spins.
+        await self._pause(0.0 if self._executor.may_start() else 0.02)
+        if count is not None:
+            self._executor.keeper.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
+
+    async def _slice(self, lane: MessageLane) -> int | None:
+        """How many messages of the lane ended; None: somebody else has to say when it goes on."""
+        executor = self._executor
         count = 0
         while count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = time.time_ns() // 1000
             if not executor.admit(lane, message, start_us):
-                return
+                return None
             try:
                 result = await self._handle(message)
                 if result is not None:
@@ -131,19 +145,18 @@ class AsyncPool(Service):
                 if isinstance(problem, asyncio.CancelledError) and self.stopping:
                     raise
                 executor.raised(lane, message, problem)
-                return
+                return None
             count += 1
             if not executor.succeeded(lane, message, start_us, time.time_ns() // 1000):
-                return
-            # A handler that never waits must not keep the loop for itself.
-            if not await self._pause(0.0) or executor.keeper.paused:
+                return None
+            if executor.keeper.paused or not lane.queue:
                 break
-        if not executor.may_start():
-            await self._pause(0.02)  # the lease may have ended: do not spin
-        executor.keeper.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
+            if not await self._pause(0.0):  # a handler that never waits must not keep the loop for itself
+                break
+        return count
 
     async def _pause(self, seconds: float) -> bool:
-        """Let others run. False: a handler had its own task cancelled as it returned, which comes here; the lane goes on in another task."""
+        """Let others run. False: a handler had its own task cancelled as it ended; what is left of the lane goes on in another task."""
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:

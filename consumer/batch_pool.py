@@ -53,7 +53,11 @@ class Gatherer:
 
     def due_s(self) -> float | None:
         """When ``take`` may have something though nothing rings."""
-        return self._since_s + self._batch.wait_s if self._lanes else self._keeper.next_due_s()
+        due_s = self._keeper.next_due_s()
+        if not self._lanes:
+            return due_s
+        full_s = self._since_s + self._batch.wait_s
+        return full_s if due_s is None else min(full_s, due_s)
 
     def _put(self, lane: MessageLane, now_s: float) -> None:
         if lane.early:
@@ -226,8 +230,7 @@ class AsyncBatchPool(AsyncPool):
         return self._gatherer.take(now_s())
 
     def _due_s(self) -> float | None:
-        due_s = self._gatherer.due_s()
-        return due_s if due_s is not None and due_s > now_s() else None  # what is due and waits for a slot gets it when a call ends
+        return self._gatherer.due_s()
 
     async def _run(self, lanes: Any) -> None:
         call = BatchCall(self._executor, lanes, self._batch)

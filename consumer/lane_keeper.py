@@ -144,9 +144,9 @@ class LaneKeeper:
             return None if self._paused else self._board.take()
 
     def next_due_s(self) -> float | None:
-        """When the next waiting lane is due."""
+        """When the next waiting lane is due, or was: it stays where it is, so that nobody counts on a look that was before."""
         with self.lock:
-            return self._board.wake_due(now_s())
+            return self._board.next_due_s()
 
     def release(self, lane: MessageLane, messages: int, seconds: float) -> None:
         """The runner ended ``messages`` of the lane in ``seconds``."""

@@ -233,7 +233,7 @@ class Dispatcher(Service):
 
     def _look_at(self, members: dict[str, Member]) -> None:
         """A new roster: consumers that came, changed, or are gone."""
-        self._members = members
+        before, self._members = self._members, members
         for incarnation, member in members.items():
             known, registration = self.board.consumers.get(incarnation), member.registration
             accepts = member.accepts and self.board.rules.of_consumer(registration.name) is None
@@ -241,8 +241,9 @@ class Dispatcher(Service):
                 self.board.join(incarnation, registration.name, registration.slots, registration.capacity, accepts)
                 event(log, "consumer_joined" if known is None else "consumer_changed", consumer=incarnation, state=member.state)
         for incarnation in list(self.board.consumers):
-            if incarnation not in members or not members[incarnation].alive:
-                self._lose(incarnation)
+            gone = incarnation not in members or not members[incarnation].alive
+            if gone and not self._lose(incarnation) and incarnation in before:
+                self._members = {**self._members, incarnation: before[incarnation]}
 
     def _follow_rules(self) -> None:
         """The rules may have changed: read them. Consumers that an operator has drained are a part of them."""
@@ -252,21 +253,20 @@ class Dispatcher(Service):
         self._look_at(self._members)
         self._rules_due = False
 
-    def _lose(self, incarnation: str) -> None:
-        """Its lease has ended, as somebody saw; a roster that was read before it came shows none either."""
+    def _lose(self, incarnation: str) -> bool:
+        """Its lease has ended, as somebody saw. False: it has not; a roster that was read before it came shows none either."""
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
-            asked = (("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation)))
-            try:
-                lease, registered = self._link.pipeline(asked)
-            except NotNow:
-                lease, registered = None, b""  # recovery asks again
+            lease, registered = self._link.pipeline([("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation))])
             if isinstance(lease, bytes):
-                return
+                return False
+            if isinstance(lease, NotNow) and lease.kind not in SAME_MEMORY:
+                raise lease
             left = registered is None  # after a clean drain; this is only to tell it
             self.board.lose(incarnation)
             event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=len(self.board.consumers[incarnation].tickets))
             self.counts.lost += not left
             self._recoverer.add(incarnation, quietly=left)
+        return True
 
     def _reject(self) -> None:
         """Write the dead letters that are due. They are remembered until Redis has them."""

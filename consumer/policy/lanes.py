@@ -208,6 +208,10 @@ class LaneBoard(Generic[M]):
         """Make lanes ready whose time has come. Returns when the next one is due, or None."""
         while self.waiting and self.waiting[0][0] <= now_s:
             self._queue.append(heapq.heappop(self.waiting)[2])
+        return self.next_due_s()
+
+    def next_due_s(self) -> float | None:
+        """When the first of the lanes that wait is due."""
         return self.waiting[0][0] if self.waiting else None
 
     def done(self, ids: Iterable[bytes]) -> None:

@@ -11,6 +11,7 @@ from common.redis_client import Link
 from master.actions import By
 from master.live_rules import Changed, LiveRules
 from master.policy.rules import Action, Rule, Target
+from master.roster import read_roster
 from tests.integration.actors import MasterActor, Stage
 
 _ALICE = By("alice", "cli")
@@ -99,4 +100,20 @@ def test_a_consumer_that_is_drained_while_a_rule_makes_dead_letters_is_handed_no
     assert a.link.call("XLEN", stage.keys.inbox(a.incarnation)) == 0, "handed over after the drain was answered"
     assert not m.board.consumers[a.incarnation].accepts
     assert len(stage.world.letter_ids()) == 1, "the rule holds all the same"
+    rules.close()
+
+
+def test_a_drain_is_followed_also_by_a_leader_whose_roster_was_read_before_the_consumer_came(stage: Stage) -> None:
+    old = read_roster(stage.link, stage.keys)
+    a, m = stage.consumer(), stage.leader()
+    m.turn()
+    m.dispatcher.post(old)
+    m.turn()
+    rules = LiveRules(Link(stage.url, "operator"), stage.keys)
+    changed = rules.set(Rule(Target.CONSUMER, a.registration.name, Action.PAUSE), _ALICE, "drain")
+    stage.send(b"X")
+    for _ in range(3):
+        m.turn()
+    assert changed.handed_over == a.link.call("XLEN", stage.keys.inbox(a.incarnation)) == 0, "handed over after the drain was answered"
+    assert not m.board.consumers[a.incarnation].accepts
     rules.close()

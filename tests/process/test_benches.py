@@ -30,6 +30,14 @@ def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work
     assert "crowd" in run["cpu_seconds"]
 
 
+@pytest.mark.parametrize("handlers", ["wait", "await"])
+def test_handlers_that_wait_are_told_beside_what_their_slots_can_do_at_most(tmp_path: Path, handlers: str) -> None:
+    words = ("--handlers", handlers, "--messages", "2000", "--consumers", "1", "--slots", "16", "--runs", "1")
+    (run,) = _bench(tmp_path, "scale", *words)["runs"]
+    assert (run["handlers"], run["slots"], run["floor_per_second"]) == (handlers, 16, 1600)
+    assert 0 < run["ratio"] <= 1
+
+
 def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
     document = _bench(tmp_path, "latency", "--rate", "1000", "--seconds", "2", "--consumers", "1", "--runs", "1")
     (run,) = document["runs"]

@@ -17,7 +17,7 @@ from consumer.async_pool import AsyncPool
 from consumer.context import Message, OwnLease
 from consumer.executor import Executor
 from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.acks import Failure, Finished
+from consumer.policy.acks import Failure
 from consumer.policy.outcome import Bury, RetryPolicy
 from tests.books import Book
 
@@ -28,17 +28,19 @@ LEASE = OwnLease(1000.0, now_s())
 class Pool:
     """An async pool on lanes; what its messages ended in."""
 
-    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4, policy: RetryPolicy | None = None) -> None:
+    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4, policy: RetryPolicy | None = None, strict: bool = False) -> None:
         self.done: list[str] = []
         self.given_up: list[str] = []
         self.broken: list[str] = []
         self.keeper = LaneKeeper()
-        self.executor = Executor(self.keeper, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), False, 0.0, self.broken.append)
+        self.executor = Executor(self.keeper, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append)
         self.pool = AsyncPool(self.executor, handle, slots)
 
-    def finished(self, item: Finished) -> None:
-        self.done.append(item.stream_id.decode())
+    def finished(self, item: Message) -> None:
+        self.done.append(item.id)
         self.keeper.done([item.stream_id])
+        if item.lane is not None:  # it is held until Redis has this
+            self.keeper.let_go([item.lane])
 
     def failed(self, failure: Failure) -> None: ...
 
@@ -194,6 +196,44 @@ def test_a_handler_that_has_its_own_task_cancelled_as_it_returns_does_not_take_i
     made.until(lambda: made.done == ["1-0", "2-0", "3-0", "4-0"])
     made.end()
     assert not made.broken
+
+
+@pytest.mark.usefixtures("no_glances")
+@pytest.mark.parametrize("strict", [False, True])
+def test_nor_does_one_that_raises_or_whose_lane_is_held(strict: bool) -> None:
+    async def handle(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if message.failures < 1:
+            raise RuntimeError
+
+    made = Pool(handle, 1, strict=strict)
+    made.add_to(1, 1, 2)
+    made.add(3)
+    made.pool.start()
+    made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0"])
+    made.end()
+    assert not made.broken
+
+
+@pytest.mark.usefixtures("no_glances")
+def test_what_a_handler_that_fails_has_in_its_context_no_other_sees() -> None:
+    note: contextvars.ContextVar[str] = contextvars.ContextVar("note", default="")
+    seen: list[str] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(note.get())
+        note.set(message.id)
+        if message.failures < 2:
+            raise RuntimeError
+
+    made = Pool(handle, slots=4)
+    made.add(1, 2, 3)
+    made.pool.start()
+    made.until(lambda: len(made.done) == 3)
+    made.end()
+    assert seen == [""] * 9
 
 
 def test_a_lane_runs_in_a_context_of_its_own() -> None:

@@ -15,8 +15,7 @@ from common.attempts import NEVER, Attempts
 from common.clock import now_s
 from common.errors import GiveUp, PartialFailure, RetryLater
 from common.service import Service
-from consumer import batch
-from consumer.batch_pool import batch_pool
+from consumer import async_pool, batch, batch_pool
 from consumer.context import Message, OwnLease
 from consumer.declared import Batch, batch_of
 from consumer.executor import Executor
@@ -129,7 +128,7 @@ class Runners:
         declaration = Batch(**{"most": 100, "wait_s": 0.05, "per_ticket": 1} | declared)
         handler = Handler(called_async if is_async else called, is_async, "test", batch=declaration)
         assert handler.batch is not None
-        self.services: list[Service] = batch_pool(handler, handler.batch, self.executor, slots)
+        self.services: list[Service] = batch_pool.batch_pool(handler, handler.batch, self.executor, slots)
 
     def finished(self, item: Finished) -> None:
         self.finished_items.append(item)
@@ -212,6 +211,21 @@ class TestPool:
         with runners:
             runners.until_over()
         assert [len(call) for call in runners.calls] == [3, 3]
+
+    def test_a_retry_that_is_due_before_the_batch_is_gathered_when_it_is_due(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It fills the batch, which then waits for nothing more."""
+        for pool in (async_pool, batch_pool):
+            monkeypatch.setattr(pool, "_LONGEST_WAIT_S", 3600.0)  # nobody looks by chance
+        def handle(messages: list[Message]) -> dict[Message, RetryLater]:
+            return {one: RetryLater(0.3) for one in messages if one.id == "1-0" and one.attempt == 1}
+
+        runners = Runners(handle, is_async, most=2, wait_s=2 * PATIENCE_S)
+        runners.add(A=[1], B=[2])
+        with runners:
+            runners.until(lambda: runners.done("B") == ["2-0"])
+            runners.add(C=[3])
+            runners.until_over()
+        assert [sorted(call) for call in runners.calls] == [["1-0", "2-0"], ["1-0", "3-0"]]
 
     def test_several_of_a_ticket_come_in_order_where_that_is_asked_for(self, is_async: bool) -> None:
         runners = Runners(lambda messages: None, is_async, per_ticket=3, most=10)
