@@ -36,12 +36,12 @@ class AsyncPool(Service):
         self._rung = False  # the loop was called and has not looked yet
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._context = contextvars.Context()  # of what is ours on the loop: lanes begin in it, whoever rang
-        self._over = asyncio.Event()
+        self._end: asyncio.Future[None] | None = None  # of the loop; whatever ends it ends this first, so that nothing begins while it does
         self._timer: asyncio.TimerHandle | None = None
         executor.keeper.on_ready = self._ring
 
     def run_once(self) -> float:
-        if self._over.is_set():
+        if self._end is not None:
             raise Ended
         try:
             asyncio.run(self._live())
@@ -51,7 +51,7 @@ class AsyncPool(Service):
         return 0.0
 
     def interrupt(self) -> None:
-        self._call(self._over.set)
+        self._call(self._let_end)
 
     def _ring(self) -> None:
         """A lane may be ready. Where no slot is free nobody needs to know: a slot frees itself first, and looks then."""
@@ -67,26 +67,29 @@ class AsyncPool(Service):
             except RuntimeError:
                 pass  # the loop is closed: nothing is to be begun any more, and whoever rings is not to blame
 
+    def _let_end(self) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
     async def _live(self) -> None:
-        self._event_loop = asyncio.get_running_loop()
-        try:
-            if not self.stopping:
-                self._call(self._fill)
-                await self._over.wait()
-        finally:
-            self._over.set()  # whatever ends this loop: nothing begins while it does
+        loop = asyncio.get_running_loop()
+        self._end, self._event_loop = loop.create_future(), loop
+        if not self.stopping:
+            self._call(self._fill)
+            await self._end
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
 
     def _fill(self) -> None:
         """Let the free slots begin with what is ready, and look again when more is due. On the loop."""
-        loop = self._event_loop
+        loop, end = self._event_loop, self._end
         assert loop is not None
+        assert end is not None
         self._rung = False  # before the look: what is added after it rings
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.stopping or self._over.is_set():
+        if self.stopping or end.done():
             return
         try:
             while self._free and (work := self._next_work()) is not None:

@@ -240,10 +240,9 @@ class Dispatcher(Service):
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
                 self.board.join(incarnation, registration.name, registration.slots, registration.capacity, accepts)
                 event(log, "consumer_joined" if known is None else "consumer_changed", consumer=incarnation, state=member.state)
-        for incarnation in list(self.board.consumers):
-            gone = incarnation not in members or not members[incarnation].alive
-            if gone and not self._lose(incarnation) and incarnation in before:
-                self._members = {**self._members, incarnation: before[incarnation]}
+        gone = [name for name in self.board.consumers if name not in members or not members[name].alive]
+        kept = {name: before[name] for name in gone if not self._lose(name) and name in before}
+        self._members = members | kept
 
     def _follow_rules(self) -> None:
         """The rules may have changed: read them. Consumers that an operator has drained are a part of them."""
