@@ -67,6 +67,10 @@ class AsyncPool(Service):
             except RuntimeError:
                 pass  # the loop is closed: nothing is to be begun any more, and whoever rings is not to blame
 
+    def _ends(self) -> bool:
+        """Whether nothing may begin any more, and what is cancelled is cancelled by that."""
+        return self.stopping or (self._end is not None and self._end.done())
+
     def _let_end(self) -> None:
         if self._end is not None and not self._end.done():
             self._end.set_result(None)
@@ -82,14 +86,13 @@ class AsyncPool(Service):
 
     def _fill(self) -> None:
         """Let the free slots begin with what is ready, and look again when more is due. On the loop."""
-        loop, end = self._event_loop, self._end
+        loop = self._event_loop
         assert loop is not None
-        assert end is not None
         self._rung = False  # before the look: what is added after it rings
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.stopping or end.done():
+        if self._ends():
             return
         try:
             while self._free and (work := self._next_work()) is not None:
@@ -117,7 +120,7 @@ class AsyncPool(Service):
         self._tasks.discard(task)
         self._free += 1  # before the look, see ``_ring``
         if task.cancelled():
-            if not self.stopping:
+            if not self._ends():
                 self._executor.broken(asyncio.CancelledError("the task of a lane was cancelled"))
         elif (problem := task.exception()) is not None:
             self._executor.broken(problem)  # not the handler's: ours; the lane is lost in there
@@ -145,7 +148,7 @@ class AsyncPool(Service):
                 if result is not None:
                     check_ran(result)
             except BaseException as problem:  # sys.exit() in a handler must not end the loop, nor a cancellation of its own lose the lane
-                if isinstance(problem, asyncio.CancelledError) and self.stopping:
+                if isinstance(problem, asyncio.CancelledError) and self._ends():
                     raise
                 executor.raised(lane, message, problem)
                 return None
@@ -163,7 +166,7 @@ class AsyncPool(Service):
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
-            if self.stopping:
+            if self._ends():
                 raise
             return False
         return True

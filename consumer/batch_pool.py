@@ -240,7 +240,7 @@ class AsyncBatchPool(AsyncPool):
             try:
                 returned = await self._handle(list(call.messages))
             except BaseException as problem:  # sys.exit() in a handler must not end the loop
-                if isinstance(problem, asyncio.CancelledError) and self.stopping:
+                if isinstance(problem, asyncio.CancelledError) and self._ends():
                     raise
                 raised = problem
             call.end(returned, raised)

@@ -250,3 +250,23 @@ def test_a_lane_runs_in_a_context_of_its_own() -> None:
     made.until(lambda: made.done == ["1-0", "2-0"])
     made.end()
     assert seen == ["", ""]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it leaves its thread, as it should
+def test_a_task_of_a_handler_that_ends_the_loop_is_the_failure_of_no_other_message() -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def handle(message: Message) -> None:
+        if message.id == "3-0":
+            asyncio.get_running_loop().create_task(leave())
+        await asyncio.sleep(60)
+
+    made = Pool(handle, 2, RetryPolicy(1, 0.0, 0.0))
+    made.add(1, 3, 4)
+    made.pool.start()
+    made.until(lambda: bool(made.broken))
+    made.end()
+    assert not made.given_up
+    assert made.broken == ["SystemExit around a handler call"]
+    assert made.keeper.has_ready, "the fourth begins nowhere"
