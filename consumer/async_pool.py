@@ -42,7 +42,7 @@ class AsyncPool(Service):
 
     def run_once(self) -> float:
         if self._end is not None:
-            raise Ended
+            raise Ended  # a loop that was ended by what it ran is not begun again: this process leaves
         try:
             asyncio.run(self._live())
         except BaseException as problem:  # a task that a handler made may end the loop, with SystemExit for one

@@ -10,8 +10,6 @@ from common.bench.handlers import SLEEP_S
 from common.bench.measures import new_rig, seconds_for
 
 _TICKETS = 10_000
-
-
 #: Handlers that wait: on a thread each, or all of a process on one event loop.
 _WAITING = {"wait": "common.bench.handlers:sleeping", "await": "common.bench.handlers:sleeping_async"}
 

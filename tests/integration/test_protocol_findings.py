@@ -85,3 +85,20 @@ def test_a_roster_that_was_read_before_a_consumer_came_loses_nobody(stage: Stage
     m.dispatcher.post(old)
     m.turn()
     assert m.dispatcher.counts.lost == 1
+
+
+def test_a_consumer_whose_lease_cannot_be_asked_for_because_another_server_leads_is_not_lost_by_memory(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the next server says of it counts; memory is of this one."""
+    a, m = stage.consumer("a"), stage.leader()
+    ids = stage.send(T)
+    m.turn()
+    with monkeypatch.context() as moved:
+        moved.setattr(m.link, "pipeline", lambda commands: [NotNow("READONLY", "a replica")] * 2)
+        m.dispatcher.post({})
+        m.turn()
+    assert m.lead.epoch is None, "in doubt"
+    assert m.dispatcher.counts.lost == 0
+    stage.finish(m, [a])
+    stage.check_done(T, ids)

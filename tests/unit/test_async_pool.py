@@ -75,8 +75,7 @@ def test_it_needs_no_loop_but_the_standard_one() -> None:
     made.add(1)
     made.pool.start()
     made.until(lambda: made.done == ["1-0"])
-    made.pool.stop()
-    assert made.pool.join(PATIENCE_S)
+    made.end()
     assert "uvloop" not in sys.modules
     assert loops == {asyncio.SelectorEventLoop}
 
@@ -95,8 +94,7 @@ def test_as_many_at_a_time_as_there_are_slots() -> None:
     made.add(*range(1, 31))
     made.pool.start()
     made.until(lambda: len(made.done) == 30)
-    made.pool.stop()
-    assert made.pool.join(PATIENCE_S)
+    made.end()
     assert most == 3
 
 
@@ -119,8 +117,7 @@ def test_a_handler_may_use_child_processes_threads_and_its_own_cancellation() ->
     made.add(1, 2, 3)
     made.pool.start()
     made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0"])
-    made.pool.stop()
-    assert made.pool.join(PATIENCE_S)
+    made.end()
     assert not made.broken
 
 
@@ -131,8 +128,7 @@ def test_work_that_comes_after_the_end_hurts_nobody() -> None:
     made.add(1)
     made.pool.start()
     made.until(lambda: made.done == ["1-0"])
-    made.pool.stop()
-    assert made.pool.join(PATIENCE_S)
+    made.end()
     made.add(2)  # the reader goes on for a moment: ringing for a loop that is closed is no error of its
     assert made.done == ["1-0"]
 
@@ -218,38 +214,60 @@ def test_nor_does_one_that_raises_or_whose_lane_is_held(strict: bool) -> None:
 
 
 @pytest.mark.usefixtures("no_glances")
-def test_what_a_handler_that_fails_has_in_its_context_no_other_sees() -> None:
+@pytest.mark.parametrize("failures", [0, 2])
+@pytest.mark.parametrize("slots", [1, 4])
+def test_what_a_handler_has_in_its_context_no_other_lane_and_no_retry_sees(slots: int, failures: int) -> None:
     note: contextvars.ContextVar[str] = contextvars.ContextVar("note", default="")
     seen: list[str] = []
 
     async def handle(message: Message) -> None:
         seen.append(note.get())
         note.set(message.id)
-        if message.failures < 2:
+        if message.failures < failures:
             raise RuntimeError
 
-    made = Pool(handle, slots=4)
+    made = Pool(handle, slots)
     made.add(1, 2, 3)
     made.pool.start()
     made.until(lambda: len(made.done) == 3)
     made.end()
-    assert seen == [""] * 9
+    assert seen == [""] * 3 * (failures + 1)
 
 
-def test_a_lane_runs_in_a_context_of_its_own() -> None:
-    note: contextvars.ContextVar[str] = contextvars.ContextVar("note", default="")
-    seen: list[str] = []
+@pytest.mark.usefixtures("no_glances")
+def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_times_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fails = threading.Event(), threading.Event()
 
     async def handle(message: Message) -> None:
-        seen.append(note.get())
-        note.set(message.id)
+        if message.ticket == b"T2":
+            while not gate.is_set():
+                await asyncio.sleep(0.001)
+        elif message.failures < 1:
+            fails.set()
+            raise RuntimeError
 
-    made = Pool(handle, slots=1)
-    made.add(1, 2)
+    made = Pool(handle, 4, RetryPolicy(3, 0.2, 0.2))
+    next_due_s = made.keeper.next_due_s
+
+    def late() -> float | None:
+        waiting = made.keeper._board.waiting
+        if waiting and gate_to_late.is_set():
+            gate_to_late.clear()
+            while now_s() < waiting[0][0]:  # the loop's thread is held up here until then
+                time.sleep(0.001)
+        return next_due_s()
+
+    gate_to_late = threading.Event()
+    monkeypatch.setattr(made.keeper, "next_due_s", late)
+    made.add(1)
     made.pool.start()
-    made.until(lambda: made.done == ["1-0", "2-0"])
+    assert fails.wait(PATIENCE_S)
+    made.until(lambda: bool(made.keeper._board.waiting))
+    gate_to_late.set()
+    made.add(2)
+    made.until(lambda: made.done == ["1-0"])
+    gate.set()
     made.end()
-    assert seen == ["", ""]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it leaves its thread, as it should
