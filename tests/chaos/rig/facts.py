@@ -47,7 +47,7 @@ class State:
     def lag(self) -> int:
         """Entries that the group has not read."""
         found = 0
-        for stream in (self.stream, *self._sources):
+        for stream in (*self._sources, self.stream):
             facts = self._group(stream)
             if facts is None and stream == self.stream:
                 return -1
@@ -62,8 +62,9 @@ class State:
         return None
 
     def is_quiet(self) -> bool:
+        """Asked in the order in which entries go: what is read between two questions would else be in neither answer."""
         with contextlib.suppress(Refused, Unknown):
-            return self.pending() == 0 and self.lag() == 0
+            return self.lag() == 0 and self.pending() == 0
         return False
 
     def pending_by_name(self) -> dict[str, int]:
