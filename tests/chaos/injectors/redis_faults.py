@@ -42,7 +42,7 @@ def lose_power(cluster: Cluster, tail_s: float) -> int:
     cluster.redis.copy_data()
     time.sleep(tail_s)
     cluster.redis.lose_power()
-    accepted = list(cluster.producer.accepted.items())  # in the order of acceptance, all before the crash
+    accepted = list(cluster.producer.all_accepted().items())  # in the order of acceptance, all before the crash
     cluster.redis.start()
     kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
     lost = [uid for uid, t in accepted if t >= t0 and uid not in kept]
@@ -126,7 +126,7 @@ def _delete(cluster: Cluster, ids: list[bytes], why: str) -> None:
 
 def _declare_unfinished(cluster: Cluster, why: str) -> None:
     """All that was accepted, is not in the stream any more, and has no effect yet, is excused."""
-    accepted = set(cluster.producer.accepted)
+    accepted = set(cluster.producer.all_accepted())
     kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
     done = {commit["uid"] for commit in cluster.sink.commits()}
     cluster.history.write("deleted", uids=sorted(accepted - kept - done), why=why)

@@ -77,6 +77,11 @@ class Producer:
         self._add(uid, ticket, expect, {"amount": str(self.sent), **fields})
         return uid
 
+    def all_accepted(self) -> dict[str, int]:
+        """All that Redis had taken before this call, in that order. One whose answer is still on its way is waited for."""
+        with self._lock:
+            return dict(self.accepted)
+
     def send_raw(self, expect: str, *parts: bytes | str) -> str | None:
         """An entry as it is, without a uid: the stream id is its uid. None when it was not accepted."""
         t0 = now_ns()
