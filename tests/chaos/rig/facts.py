@@ -18,7 +18,7 @@ PREFIX = "{" + STREAM + "}:" + GROUP + ":"
 WORK_STREAM = "usher:{" + GROUP + "}"
 WORK_PREFIX = f"{WORK_STREAM}:{GROUP}:"
 #: Keys that stay, whatever happened.
-_STATIC = ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed", "shares", "gathered")
+_STATIC = ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed", "shares", "gathered", "actions")
 
 
 class State:
