@@ -56,7 +56,7 @@ async def sleeping_async(_message: Any) -> None:
 
 def computing(_message: Any) -> None:
     """About a millisecond of work for the interpreter."""
-    sum(number * number for number in range(15_000))
+    sum(number * number for number in range(33_000))
 
 
 def waiting(message: Any) -> None:
