@@ -173,5 +173,5 @@ class Keys:
         return f"{self.prefix}noted:{incarnation}"
 
     def inbox(self, incarnation: str) -> str:
-        """Stream: hand-overs to this incarnation, ticket -> ``fence id id ...``. Written by hand_over, trimmed by its reader."""
+        """Stream: hand-overs to this incarnation, one record per call (form: lua/hand_over.lua). Written by hand_over, trimmed by its reader."""
         return f"{self.prefix}inbox:{incarnation}"

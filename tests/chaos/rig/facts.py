@@ -17,8 +17,8 @@ PREFIX = "{" + STREAM + "}:" + GROUP + ":"
 #: What several streams are gathered into, and what its keys begin with.
 WORK_STREAM = "usher:{" + GROUP + "}"
 WORK_PREFIX = f"{WORK_STREAM}:{GROUP}:"
-#: Keys that stay, whatever happened.
-_STATIC = ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed", "shares", "gathered", "actions")
+#: Keys that may stay when all is quiet, whatever happened.
+STAYING = ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed", "shares", "gathered", "actions")
 
 
 class State:
@@ -93,7 +93,7 @@ class State:
     def leftovers(self) -> dict[str, Any]:
         """For the record ``final``."""
         live = self.living()
-        kept = {self._prefix + name for name in _STATIC} | {f"{self._prefix}{kind}:{name}" for kind in ("lease", "inbox") for name in live}
+        kept = {self._prefix + name for name in STAYING} | {f"{self._prefix}{kind}:{name}" for kind in ("lease", "inbox") for name in live}
         rows = map(mapping, self.call("XINFO", "CONSUMERS", self.stream, GROUP))
         return {
             "pel": self.pending(),
