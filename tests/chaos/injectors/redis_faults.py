@@ -92,15 +92,16 @@ def delete_pending(cluster: Cluster, most: int, owner: str = "") -> None:
 
 def trim_all(cluster: Cluster) -> None:
     """XTRIM MAXLEN 0: what is pending and what was never read is gone."""
+    done = _done(cluster)
     cluster.state.call("XTRIM", STREAM, "MAXLEN", "0")
-    _declare_unfinished(cluster, "XTRIM")
+    _declare_unfinished(cluster, done, "XTRIM")
 
 
 def flush_all(cluster: Cluster) -> None:
     """FLUSHALL: streams, group, leases, everything. Whatever was not finished is lost; what comes later is not."""
-    t0 = now_ns()
+    t0, done = now_ns(), _done(cluster)
     cluster.state.call("FLUSHALL")
-    _declare_unfinished(cluster, "FLUSHALL")
+    _declare_unfinished(cluster, done, "FLUSHALL")
     cluster.fault("flush_all", t0, now_ns(), "", "service", bound_s=cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S)
 
 
@@ -124,11 +125,16 @@ def _delete(cluster: Cluster, ids: list[bytes], why: str) -> None:
         cluster.counts["deleted_pending"] += int(cluster.state.call("XDEL", STREAM, *(entry_id for entry_id, _ in known)))
 
 
-def _declare_unfinished(cluster: Cluster, why: str) -> None:
-    """All that was accepted, is not in the stream any more, and has no effect yet, is excused."""
+def _done(cluster: Cluster) -> set[str]:
+    """What has its effect: to be asked before what is not done is lost. A handler that runs meanwhile may write its effect and then be ended
+    with its process before it returns; nobody runs that message again."""
+    return {commit["uid"] for commit in cluster.sink.commits()}
+
+
+def _declare_unfinished(cluster: Cluster, done: set[str], why: str) -> None:
+    """All that was accepted, is not in the stream any more, and was not ``done`` before, is excused."""
     accepted = set(cluster.producer.all_accepted())
     kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
-    done = {commit["uid"] for commit in cluster.sink.commits()}
     cluster.history.write("deleted", uids=sorted(accepted - kept - done), why=why)
 
 
