@@ -169,7 +169,7 @@ class Keys:
 
     def noted(self, incarnation: str) -> str:
         """Hash with PX: what was noted of a dead incarnation while it is being recovered. The field "" says that its journal spoke; each
-        other one is a ticket whose first message counts as lost. Written by note_crash and take_back; it goes with the last page."""
+        other one is a ticket whose first message counts as lost. Written by note_crash and take_back; it goes with the last page, or reap."""
         return f"{self.prefix}noted:{incarnation}"
 
     def inbox(self, incarnation: str) -> str:

@@ -230,7 +230,7 @@ class LeaderSteps:
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
         """Forget a dead incarnation; False when it lives or still has entries."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers)
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, keys.noted(incarnation))
         return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
 
     def forget_attempts(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:

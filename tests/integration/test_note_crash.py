@@ -154,6 +154,19 @@ def test_where_the_journal_has_spoken_nothing_is_guessed(world: World, leader: L
     assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0, "it goes with the last page"
 
 
+def test_what_was_noted_goes_with_its_incarnation_when_no_leader_saw_the_last_page(world: World, leader: LeaderSteps, dead: Owner) -> None:
+    """The reply of the page that took back everything was lost: the next leader finds nothing to take back."""
+    tell(world, dead.incarnation, left(b"1-1", Attempts(1)))
+    world.end_lease(dead)
+    leader.take_back(dead.incarnation, 100)
+    assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 1
+    known = attempts(world)
+    successor = world.elect(succeed=str(leader.epoch))
+    assert successor.reap(dead.incarnation, dead.registration.name, dead.registration.dump())
+    assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0
+    assert attempts(world) == known, "of the messages nothing is forgotten"
+
+
 def test_an_explained_end_is_no_loss_either(world: World, leader: LeaderSteps, dead: Owner) -> None:
     tell(world, dead.incarnation, is_explained=True)
     assert world.link.call("PTTL", world.keys.noted(dead.incarnation)) > 0
