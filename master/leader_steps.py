@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from common.errors import Fenced, UsherError
@@ -24,12 +25,27 @@ class RulesMoved(UsherError):
     """The live rules have changed since the leader read them: nothing was done by the former ones."""
 
 
+class GroupMoved(UsherError):
+    """Somebody else read from the group, or set its position, since the news were seen: nothing was done with them."""
+
+
 class Found(NamedTuple):
-    """An entry under ``master``: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
+    """An entry: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
 
     id: bytes
     ticket: bytes | None
     size: int = 0
+
+
+class News(NamedTuple):
+    """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no more."""
+
+    position: bytes
+    found: list[Found]
+    is_all: bool
+
+
+NO_NEWS = News(b"", [], True)
 
 
 class ParkedPage(NamedTuple):
@@ -88,6 +104,15 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
     return found
 
 
+def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes]:
+    """Position, last id, those that are not planned, and what of the plan is not in the news (see lua/hand_over.lua)."""
+    if not news.found:
+        return b"", b"", b"[]", b"[]"
+    seen, taken = {entry.id for entry in news.found}, set(chain.from_iterable(planned))
+    left = [entry.id for entry in news.found if entry.id not in taken]
+    return news.position, news.found[-1].id, ids_argument((left,)), ids_argument((list(taken - seen),))
+
+
 class LeaderSteps:
     """The steps of one leader in one epoch. ``spread``: what is found without a ticket id may be handed over (``master.intake.sort_out``)."""
 
@@ -113,11 +138,11 @@ class LeaderSteps:
         """Raise Fenced unless the leader key holds our epoch."""
         self.reject(())
 
-    def fetch(self, count: int) -> list[Found]:
-        """Read up to ``count`` new entries into the pending list of ``master``. Raises GroupMissing."""
+    def peek(self, count: int) -> News:
+        """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them. Raises GroupMissing."""
         keys = self._keys
-        reply = self._run("fetch", (keys.stream, keys.leader), (count, *self._reading))
-        return _found(reply[1:])
+        _, position, is_all, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
+        return News(position, _found(flat), bool(is_all))
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
         """The next page of what is pending under ``master``, above id ``after``."""
@@ -138,8 +163,9 @@ class LeaderSteps:
         args = (ticket, believed, int(is_last), *ids)
         return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
 
-    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
-        """Carry out a plan; what was refused is in the reply. Raises RulesMoved."""
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+        """Carry out a plan; what was refused is in the reply. All of the ``news`` are taken by it: what of them gets no owner is under ``master``
+        then. Raises RulesMoved, and GroupMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
         parts: list[Part] = []
@@ -152,14 +178,22 @@ class LeaderSteps:
             parts += unowned
             parts += others
         tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]
-        args = (plan.lowest, plan.highest, self.rules_version, separator(tickets), ids_argument(ids), sizes_argument(ids), *tickets, *targets)
+        args = (
+            *(plan.lowest, plan.highest, self.rules_version, separator(tickets), ids_argument(ids), sizes_argument(ids)),
+            *_news_arguments(news, ids),
+            *tickets,
+            *targets,
+        )
         began_ns = time.time_ns()
         state, fence, *replies = self._run("hand_over", script_keys, args)
         if state == b"RULES":
             raise RulesMoved
+        if state == b"MOVED":
+            raise GroupMoved(f"the group was at {news.position.decode()}, and is at {fence.decode()}")
         answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
         reply = HandOverReply(int(fence or 0), answers)
-        self._counts.hand_over(plan, reply, began_ns)
+        if plan.targets:
+            self._counts.hand_over(plan, reply, began_ns)
         return reply
 
     def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:

@@ -53,6 +53,7 @@ def needed(keys: Keys) -> list[Command]:
         ("XINFO", "CONSUMERS", stream, group),
         ("XGROUP", "CREATE", stream, group, "0", "MKSTREAM"),
         ("XGROUP", "DELCONSUMER", stream, group, "nobody"),
+        ("XGROUP", "SETID", stream, group, "0-1"),
         ("HGET", keys.tickets, "f"),
         ("HMGET", keys.tickets, "f"),
         ("HGETALL", keys.consumers),

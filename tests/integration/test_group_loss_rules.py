@@ -9,6 +9,7 @@ import pytest
 
 from common.stream_id import rank
 from tests.integration.actors import MasterActor, Stage, Trouble
+from tests.integration.factories import fetch
 from tests.integration.group_loss import T, U, destroy_group, end_all, half_done, leader, repeats_until, settle
 
 
@@ -28,7 +29,7 @@ def _at_once(stage: Stage, m: MasterActor) -> MasterActor:
 
 def _after_a_lost_page(stage: Stage, m: MasterActor) -> MasterActor:
     m.turn()  # there is no group
-    m.link.troubles["fetch"] = Trouble.REPLY_LOST
+    m.link.troubles["peek"] = Trouble.REPLY_LOST
     settle(m)
     assert not m.link.troubles
     return m
@@ -186,7 +187,7 @@ def test_a_ticket_that_was_given_back_is_parked_once(stage: Stage, read_before: 
     destroy_group(stage)
     stage.world.make_group()
     if read_before:
-        stage.world.elect().fetch(read_before)
+        fetch(stage.world.elect(), read_before)
         stage.end_lead()
     b = stage.consumer("b")
     new = leader(stage, "m2", window=2)

@@ -21,7 +21,7 @@ from tests.chaos.mutants.catalogue import BY_IDLE_TIME, NO_EPOCH, READS_FIRST, R
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import MasterActor, Stage, Trouble
-from tests.integration.factories import FIELD, LEASE_MS
+from tests.integration.factories import FIELD, LEASE_MS, fetch
 from tests.proxy import Proxy
 
 #: A ticket that belongs to ``b`` when ``a`` and ``b`` are there, so that it stays with ``a`` only for a reason.
@@ -68,7 +68,7 @@ def test_a_new_leader_takes_in_what_the_last_one_had_read_before_it_reads_itself
     a, old = stage.consumer("a"), stage.leader("m1")
     [first] = stage.send(T)
     assert old.dispatcher._steps is not None
-    assert [found.id for found in old.dispatcher._steps.fetch(10)] == [first]
+    assert [found.id for found in fetch(old.dispatcher._steps, 10)] == [first]
     stage.end_lead()
     [second] = stage.send(T)
     stage.finish(stage.leader("m2"), [a])
@@ -99,7 +99,7 @@ def test_a_master_that_leads_again_has_forgotten_what_it_knew(stage: Stage) -> N
     two = stage.leader("m2")
     [first] = stage.send(T)
     assert two.dispatcher._steps is not None
-    two.dispatcher._steps.fetch(10)
+    fetch(two.dispatcher._steps, 10)
     stage.end_lead()
     [second] = stage.send(T)
     one.turn()  # fenced
@@ -216,7 +216,7 @@ def _with_two_parked(stage: Stage) -> tuple[MasterActor, list[bytes]]:
     ids = [*stage.send(T), *stage.send(T)]
     assert m.dispatcher._steps is not None
     m.dispatcher._rung = True
-    m.dispatcher.board.take_in((found.id, found.ticket or b"") for found in m.dispatcher._steps.fetch(2))
+    m.dispatcher.board.take_in((found.id, found.ticket or b"") for found in fetch(m.dispatcher._steps, 2))
     stage.consumer("a")
     m.look()
     m.dispatcher._read_mailbox()
@@ -415,7 +415,7 @@ def test_the_sweep_leaves_halted_what_waits_for_an_operator(stage: Stage) -> Non
     m = stage.leader()
     stage.send(T)
     assert m.dispatcher._steps is not None
-    [found] = m.dispatcher._steps.fetch(1)
+    [found] = fetch(m.dispatcher._steps, 1)
     stage.world.spoil(T, b"halted 5 " + found.id)
     stage.world.make_idle("halted", 10 * LEASE_MS, found.id)
     m.sweep()

@@ -17,7 +17,7 @@ from consumer.predecessor import note_crash
 from master.leader_steps import LeaderSteps, Rejected
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Target
-from tests.integration.factories import LEASE_MS, Owner, World, plan
+from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 
 _KEYS = ("stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "changed", "lease", "inbox")
 
@@ -43,7 +43,7 @@ _Call = Callable[[World, LeaderSteps, Owner, Owner, bytes], object]
 _CALLS: dict[str, _Call] = {
     "elect": lambda w, leader, a, b, head: w.scripts.run("elect", (w.keys.leader, w.keys.counters), ("http://x", LEASE_MS, str(leader.epoch))),
     "hold_lead": lambda w, leader, a, b, head: w.scripts.run("hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)),
-    "fetch": lambda w, leader, a, b, head: leader.fetch(10),
+    "fetch": lambda w, leader, a, b, head: fetch(leader, 10),
     "read_parked": lambda w, leader, a, b, head: leader.read_parked(None, 10),
     "reject": lambda w, leader, a, b, head: leader.reject([Rejected(b"9-1", b"", "empty_ticket_id")]),
     "hand_over": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1"]})),

@@ -15,7 +15,7 @@ from common.errors import NotNow
 from common.scripts import source
 from consumer.owner_steps import Buried, Letter
 from master.leader_steps import Freed, LeaderSteps, Rejected
-from tests.integration.factories import LEASE_MS, Owner, World, plan
+from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 
 
 @contextlib.contextmanager
@@ -161,7 +161,7 @@ def test_reading_new_entries_happens_whole_or_not_at_all(world: World) -> None:
     leader = world.elect()
     ids = world.send(b"T", b"1-1", b"2-1")
     with _full(world), contextlib.suppress(NotNow):
-        leader.fetch(10)
+        fetch(leader, 10)
     assert world.pending() in [{}, {b"master": ids}]
 
 
