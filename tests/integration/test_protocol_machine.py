@@ -32,7 +32,7 @@ NAMES = ["a", "b", "c"]
 MASTERS = ["m1", "m2"]
 UNUSABLE = [("text", "no ticket"), (FIELD, ""), (FIELD, b"\xff\xfe")]
 #: Steps of a leader whose replies may be lost.
-LEADER_STEPS = ["fetch", "hand_over", "hand_over", "take_back", "free_tickets", "read_parked", "sweep", "reject", "rejoin", "HMGET"]
+LEADER_STEPS = ["peek", "hand_over", "hand_over", "take_back", "free_tickets", "read_parked", "sweep", "reject", "rejoin", "HMGET"]
 _SOME = st.integers(0, 30)  # chooses among what is there
 _TICKETS = st.lists(st.sampled_from(TICKETS), max_size=5)
 #: Usually something goes on when something goes wrong.

@@ -11,6 +11,7 @@ from common.errors import ReplyUnknown
 from common.redis_client import CommandRefused, Link, ScriptMissing
 from common.scripts import ScriptRunner, source, with_memory_flag
 from master.leader_steps import LeaderSteps
+from master.policy.plans import NOTHING
 from tests.integration.factories import FIELD, World, fetch, plan
 from tests.proxy import Proxy
 
@@ -80,9 +81,10 @@ def test_a_reply_that_was_lost_is_not_a_script_that_is_missing(world: World, any
         far = Link(proxy.url, "far")
         steps = LeaderSteps(ScriptRunner(far), world.keys, leader.epoch, FIELD)
         assert [found.id for found in fetch(steps, 1)] == [b"1-1"]
+        news = steps.peek(1)
         proxy.on_reply = lambda chunk: None
         with pytest.raises(ReplyUnknown):
-            fetch(steps, 1)
+            steps.hand_over(NOTHING, news)
         far.close()
     assert world.pending() == {b"master": [b"1-1", b"2-1"]}
 
