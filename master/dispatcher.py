@@ -1,4 +1,6 @@
-"""Dispatcher: the one thread that owns the board. It reads new entries, plans, hands over, frees what is reported, recovers.
+"""Dispatcher: the one thread that owns the board. It looks at new entries, plans, hands over, frees what is reported, recovers.
+
+New entries are taken from the stream by the hand-over of the plan that they are in; until then they are only seen, and nothing has happened.
 
 Others never touch the board; they post to the mailbox. A reply that is not sure (a broken connection, an entry that was not where
 memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is read again.
@@ -354,7 +356,8 @@ class Dispatcher(Service):
             known = [(ticket, entry_id) for entry_id, ticket in usable if self._reader.repeats(entry_id)]
             new = usable[len(known) :]
             known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
-            plan = self.board.plan(self._limits.batch, now_s()) or NOTHING
+            # Where some were known, none goes out before it is clear who has those: they may come before others of their ticket.
+            plan = (self.board.plan(self._limits.batch, now_s()) if not known else None) or NOTHING
             try:
                 reply = self._carry_out(plan, news)
             except (NotNow, RulesMoved, GroupMoved) as refused:

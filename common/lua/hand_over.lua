@@ -147,8 +147,9 @@ for t = 1, (#KEYS - 5) / 2 do
   i, at = i + unowned + others, at + 3 + others
 end
 
--- 3. Write. The number comes first: it needs memory, so a full server refuses the call before anything has changed. The group's position
---    comes last: what is above it and pending would be seen twice, what is not above it and not pending never.
+-- 3. Write. First what needs memory, and the right to set a position, but changes nothing that matters: a number is drawn, the group stays where
+--    it is. So a call that is refused is so before anything has changed. The group moves last: what is pending above its position would be seen
+--    twice, but what is not pending below it never.
 -- Claim `size` ids for `name`; those that it got, unless it got all. What nobody has yet it gets by FORCE, if its body is there.
 local function claim(name, ids, size)
   local claimed, has = 0, {}
@@ -181,6 +182,7 @@ local function left_of(target, ticket, ids, over, has, gone)
 end
 
 local fence = ''
+if has_news then move_group(stream, group, position, facts['entries-read']) end
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 claim('master', left, #left)
 local reply = {'OK', fence}
@@ -211,5 +213,5 @@ for _, target in ipairs(targets) do
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end
-if has_news then move_group(stream, group, facts, seen, args[10]) end
+if has_news then move_group(stream, group, args[10], entries_read(stream, facts, seen, args[10])) end
 return reply

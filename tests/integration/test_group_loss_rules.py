@@ -86,6 +86,19 @@ def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new
     assert not stage.world.state().pending
 
 
+def test_a_message_that_came_after_the_loss_waits_for_the_repeats_of_its_ticket_that_are_seen_with_it(stage: Stage) -> None:
+    m = leader(stage)
+    a, [first] = stage.consumer("a"), stage.send(T)
+    m.settle()
+    a.work()
+    m.turn(*a.reports())
+    destroy_group(stage)
+    [second] = stage.send(T)
+    settle(m)
+    stage.finish(m, [a])
+    assert stage.history.ids(T) == [first, first, second]
+
+
 def test_a_stray_that_comes_after_the_repeats_is_run_whatever_is_above_it(stage: Stage) -> None:
     """Only what the group is given again counts as done before; what an operator did in peace does not."""
     m = leader(stage)

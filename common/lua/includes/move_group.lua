@@ -1,12 +1,14 @@
--- The group, of which these are the facts, was given the next `count` entries, up to `last`. Redis >= 7 keeps the lag by a number of entries
--- read, which XREADGROUP would count; it is not known while an entry was deleted above the position (`lag` is nil then), and again at the end
--- of the stream. Needs facts_of.
-local function move_group(stream, group, facts, count, last)
-  local read = facts['lag'] and facts['entries-read'] and facts['entries-read'] + count
-  if facts['lag'] ~= nil and not read then
-    local of_stream = facts_of(redis.call('XINFO', 'STREAM', stream))
-    read = of_stream['last-generated-id'] == last and of_stream['entries-added']
-  end
+-- How many entries a group, of which these are the facts, has read when it was given the next `count`, up to `last`. Redis >= 7 keeps the lag by
+-- that number, as XREADGROUP counts it. False where Redis does not know it: before 7; while an entry above the position was deleted (`lag` is nil
+-- then), but for the end of the stream. Needs facts_of.
+local function entries_read(stream, facts, count, last)
+  if facts['lag'] == nil then return false end
+  if facts['lag'] and facts['entries-read'] then return facts['entries-read'] + count end
+  local of_stream = facts_of(redis.call('XINFO', 'STREAM', stream))
+  return of_stream['last-generated-id'] == last and of_stream['entries-added']
+end
+
+local function move_group(stream, group, last, read)
   if read then
     redis.call('XGROUP', 'SETID', stream, group, last, 'ENTRIESREAD', read)
   else
