@@ -215,7 +215,10 @@ _OF_OTHERS = {
         f"HGET {KEYS.position} x",
         "XREVRANGE ticket_stream + -",
     ],
-    "producer": [_SET_POSITION, "XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", "EVAL x 0", "INFO", f"XADD {KEYS.dead} * a b", "CLIENT SETNAME x"],
+    "producer": [
+        *(_SET_POSITION, "XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", "EVAL x 0", "INFO", f"XADD {KEYS.dead} * a b"),
+        "CLIENT SETNAME x",
+    ],
     "sender": [_SET_POSITION, "XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", f"XADD {KEYS.dead} * a b"],
     "streamer": [_SET_POSITION, "XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"SET {KEYS.leader} x", f"HGETALL {KEYS.tickets}"],
     "reader": [_SET_POSITION, "XADD ticket_stream * a b", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", "XTRIM ticket_stream MAXLEN 0"],
