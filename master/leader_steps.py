@@ -96,7 +96,7 @@ class Rejected(NamedTuple):
 
 
 def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
-    """Entries of a flat list of id, ticket (see lua/fetch.lua), and perhaps more."""
+    """Entries of a flat list of id, ticket (see lua/peek.lua), and perhaps more."""
     found = []
     for at in range(0, len(flat), step):
         ticket = flat[at + 1]

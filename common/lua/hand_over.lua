@@ -182,6 +182,7 @@ local function left_of(target, ticket, ids, over, has, gone)
 end
 
 local fence = ''
+local read = has_news and entries_read(stream, facts, seen, args[10])
 if has_news then move_group(stream, group, position, facts['entries-read']) end
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 claim('master', left, #left)
@@ -213,5 +214,5 @@ for _, target in ipairs(targets) do
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end
-if has_news then move_group(stream, group, args[10], entries_read(stream, facts, seen, args[10])) end
+if has_news then move_group(stream, group, args[10], read) end
 return reply

@@ -15,12 +15,13 @@
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local position = group_facts(KEYS[1], ARGV[1])['last-delivered-id']
 local reply, n, last, is_all = {'OK', position, 0}, 3, position, false
+local HIGHEST = '18446744073709551615-18446744073709551615' -- above it XRANGE finds no id to begin with
 local field, longest, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 -- Entries may be large, and Redis stands still meanwhile: a few show how large they are, and a call ends with about ENOUGH bytes.
 local ENOUGH, left, bytes, chunk = 8 * 1024 * 1024, tonumber(ARGV[3]), 0, 8
 repeat
   chunk = math.min(chunk, left)
-  local entries = redis.call('XRANGE', KEYS[1], '(' .. last, '+', 'COUNT', chunk)
+  local entries = last == HIGHEST and {} or redis.call('XRANGE', KEYS[1], '(' .. last, '+', 'COUNT', chunk)
   for _, entry in ipairs(entries) do
     local ticket, size = ticket_of(entry[2], field, longest, most)
     reply[n + 1], reply[n + 2] = entry[1], ticket

@@ -157,15 +157,6 @@ class Board(RuledHoldings):
             for part in target.parts:
                 self._undo(part)
 
-    def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """(id, ticket) of the entries that arrived last: they certainly were not taken from the stream, and will be seen there again."""
-        for entry_id, name in reversed(entries):
-            ticket = self.tickets.get(name)
-            if ticket is not None and ticket.parked and ticket.parked[-1] == entry_id:
-                ticket.parked.pop()
-                self.parked -= 1
-                self._settle(ticket)
-
     # ---- reports -------------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes]) -> list[str]:
