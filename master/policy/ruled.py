@@ -189,7 +189,8 @@ class RuledHoldings(Holdings):
             if ticket is not None and ticket.parked and ticket.parked[-1] == entry_id:
                 ticket.parked.pop()
                 self.parked -= 1
-                self._settle(ticket)
+                if not ticket.parked and not ticket.running:
+                    self._settle(ticket)
         # Who waits for a rule may wait for long: tickets that are no more are not to pile up there.
         for ticket in (*self._paused, *(ticket for _, _, ticket in self._slowed), *self._condemned.values()):
             ticket.queued = bool(ticket.parked)
