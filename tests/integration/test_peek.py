@@ -254,3 +254,18 @@ def test_a_stream_that_is_gone_is_a_group_that_is_gone(world: World) -> None:
     with world.unchanged(), pytest.raises(GroupMissing):
         leader.peek(10)
     world.make_group()
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: XRANGE refuses an interval that begins above the highest id, and so every look fails")
+@pytest.mark.parametrize("how", ["an entry has it", "the group was set there"])
+def test_above_the_highest_id_there_is_nothing(world: World, how: str) -> None:
+    """A group that is read with XREADGROUP is simply at its end there."""
+    highest = b"18446744073709551615-18446744073709551615"
+    leader = world.elect()
+    if how == "an entry has it":
+        ids = [*world.send(b"T", *TRICKY_IDS[:7]), world.link.call("XADD", world.keys.stream, highest, FIELD, "T")]
+        assert [found.id for found in leader.peek(100).found] == ids
+        fetch(leader, 100)
+    else:
+        world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, highest)
+    assert leader.peek(100) == News(highest, [], True)
