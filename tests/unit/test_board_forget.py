@@ -349,7 +349,7 @@ def test_a_ticket_that_is_unsure_stays_so_without_its_news() -> None:
     assert _facts(board) == before
 
 
-@pytest.mark.xfail(strict=True, reason="BUG (small): forget frees it as if its last entry had left, so its next hand-over is refused and its record read again")
+@pytest.mark.xfail(strict=True, reason="BUG (small): forget frees it, so its next hand-over is refused and its record read again")
 def test_a_ticket_of_which_all_is_stray_keeps_its_owner() -> None:
     """Its record says that a living owner has it, but somebody has brought all of it to ``master``."""
     board = board_with("c1")
