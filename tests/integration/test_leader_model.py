@@ -289,7 +289,7 @@ def test_the_scripts_do_what_the_model_says_while_rules_change(link: Link, seed:
     assert mirror.letters
 
 
-@pytest.mark.parametrize("seed", range(100, 106))
+@pytest.mark.parametrize("seed", range(100, 112))
 def test_the_scripts_do_what_the_model_says(link: Link, seed: int) -> None:
     mirror = Mirror(link)
     Walk(seed, mirror).go(250)

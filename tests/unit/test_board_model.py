@@ -84,8 +84,12 @@ class BoardMachine(RuleBasedStateMachine):
         for ticket in tickets:
             self.redis.add(self._new_id(), ticket)
 
-    @rule(tickets=FEW, limit=LIMITS)
-    def news_are_planned_and_taken(self, tickets: Sequence[bytes], limit: int) -> None:
+    @rule(tickets=FEW, limit=LIMITS, caught_up=st.booleans())
+    def news_are_planned_and_taken(self, tickets: Sequence[bytes], limit: int, caught_up: bool) -> None:
+        """``caught_up``: what was there before has gone, and is done."""
+        for _ in range(8 if caught_up else 0):
+            self._all_is_acknowledged()
+            self.leader.hand_over()
         self._add(tickets)
         self.leader.read(limit)
 
@@ -405,11 +409,14 @@ class BoardMachine(RuleBasedStateMachine):
 
     def _quiet_turn(self) -> None:
         self.leader.turn()
+        self._all_is_acknowledged()
+        self.leader.now_s += 10.0
+        self.leader.reconcile(5.0)
+
+    def _all_is_acknowledged(self) -> None:
         for ticket, record in list(self.redis.index.items()):
             if self.redis.lives(record.owner):
                 self._report(record.owner, ticket, self.redis.ack(record.owner, ticket, list(record.ids)))
-        self.leader.now_s += 10.0
-        self.leader.reconcile(5.0)
 
 
 TestBoard = BoardMachine.TestCase
@@ -457,9 +464,9 @@ class Walk:
             return machine.board.has_ready
 
         return [
-            (4, always, lambda: machine.new_entries_arrive(few())),
+            (2, always, lambda: machine.new_entries_arrive(few())),
             (1, always, lambda: machine.a_stranger_takes_a_new_entry(rng.choice(TICKETS))),
-            (6, always, lambda: machine.news_are_planned_and_taken(few(), limit())),
+            (12, always, lambda: machine.news_are_planned_and_taken(few(), limit(), rng.random() < 0.5)),
             (3, always, lambda: machine.news_are_planned_and_not_taken(few(), limit(), rng.random() < 0.3)),
             (1, always, lambda: machine.news_are_deleted_before_they_are_taken(few(), limit(), some())),
             (2, machine._ownerless, lambda: machine.the_sweep_finds_strays(some(), rng.randint(1, 3))),
