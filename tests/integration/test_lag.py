@@ -186,9 +186,9 @@ def test_when_the_last_entry_was_deleted_between_the_look_and_the_hand_over_the_
     assert caught_up.told()[0] == (6, 0)
 
 
-@pytest.mark.parametrize("start", ["1-1", "3-1", "5-1", "6-1", "$"])
+@pytest.mark.parametrize("start", ["3-1", "5-1", "6-1", "$"])
 def test_a_group_that_begins_in_the_middle_or_at_the_end_of_the_stream(twins: Twins, start: str) -> None:
-    """Not at 0: see below."""
+    """Not at 0 or at the first entry: see below."""
     twins.send(6)
     twins.begin_at(start)
     twins.same()
@@ -231,16 +231,24 @@ def test_after_everything_was_deleted_or_trimmed_the_same_is_told(caught_up: Twi
 
 
 @pytest.mark.parametrize("start", ["0", "0-5"])
-def test_of_a_group_that_begins_with_a_backlog_ours_is_not_known_until_it_was_at_the_end_while_redis_counts_its_own(twins: Twins, start: str) -> None:
-    """Its ``entries-read`` is not known before the first entry; Redis finds it out by the stream's first entry, we do not."""
+def test_a_group_that_begins_with_a_backlog_counts_from_its_first_hand_over_on(twins: Twins, start: str) -> None:
+    """Its ``entries-read`` is not known before the first entry, but its lag is."""
     twins.send(6)
     twins.begin_at(start)
     assert twins.same() == (None, 6)
+    for read in (2, 4, 6):
+        twins.take(2)
+        assert twins.same() == (read, 6 - read)
+
+
+def test_a_group_that_begins_at_the_first_entry_counts_where_redis_does_not(twins: Twins) -> None:
+    """Redis knows the lag of such a group, and forgets it with the next entry that is read."""
+    twins.send(6)
+    twins.begin_at("1-1")
+    assert twins.same() == (None, 5)
     twins.take(2)
-    assert twins.told() == (_UNKNOWN, (2, 4))
-    twins.take(2)
-    assert twins.told() == (_UNKNOWN, (4, 2))
-    twins.take(2)
+    assert twins.told()[0] == (3, 3)
+    twins.take(10)
     assert twins.same() == (6, 0)
 
 
@@ -289,6 +297,6 @@ def test_whatever_happens_what_is_told_is_right_or_what_redis_tells_of_its_own(t
             there = [entry_id for entry_id in there if rank(entry_id) >= rank(twins.position())]
         (ours, theirs), left = twins.told(), sum(rank(entry_id) > rank(twins.position()) for entry_id in there)
         assert ours.lag in (None, left, theirs.lag)
-        assert ours == theirs or ours.read is None or theirs.lag != left
+        assert ours == theirs or None in (ours.read, theirs.read) or theirs.lag != left
         known += ours.lag is not None
     assert known > 20, "as a rule it is known"

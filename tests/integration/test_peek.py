@@ -256,7 +256,6 @@ def test_a_stream_that_is_gone_is_a_group_that_is_gone(world: World) -> None:
     world.make_group()
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: XRANGE refuses an interval that begins above the highest id, and so every look fails")
 @pytest.mark.parametrize("how", ["an entry has it", "the group was set there"])
 def test_above_the_highest_id_there_is_nothing(world: World, how: str) -> None:
     """A group that is read with XREADGROUP is simply at its end there."""

@@ -315,6 +315,18 @@ def test_tickets_that_were_only_seen_are_nowhere_when_the_rules_are_lifted_or_me
         assert (board.tickets, board.parked, board.in_flight, board.room) == ({}, 0, 0, 100)
 
 
+@pytest.mark.parametrize("make", [_slowed_and_new, _paused_and_new, _condemned_and_new])
+def test_tickets_that_were_only_seen_do_not_pile_up_behind_a_rule(make: Callable[[], Board]) -> None:
+    board = make()
+    held = (len(board._paused), len(board._slowed), len(board._condemned))
+    for _ in range(10):
+        _see(board, 1000)()
+        assert (len(board._paused), len(board._slowed), len(board._condemned)) == held
+    board.follow(Rulebook())
+    arrive(board, b"A", 50)
+    assert ("c1:1", b"A") in hand_over(board), "nor is it taken for one that is in a queue"
+
+
 def test_a_paused_ticket_that_was_forgotten_and_came_again_goes_on_once_when_the_rule_is_lifted() -> None:
     board = _paused_and_new()
     for _ in range(3):
@@ -349,7 +361,6 @@ def test_a_ticket_that_is_unsure_stays_so_without_its_news() -> None:
     assert _facts(board) == before
 
 
-@pytest.mark.xfail(strict=True, reason="BUG (small): forget frees it, so its next hand-over is refused and its record read again")
 def test_a_ticket_of_which_all_is_stray_keeps_its_owner() -> None:
     """Its record says that a living owner has it, but somebody has brought all of it to ``master``."""
     board = board_with("c1")
