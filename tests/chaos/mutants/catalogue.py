@@ -181,7 +181,7 @@ BUGS = (
         _OWN + "a_lost_report_costs_only_speed",
         "K6",
     ),
-    Bug(RETRIES, _LEADER + "test_entries_of_a_read_whose_reply_was_lost_are_handed_over_first", "K5"),
+    Bug(RETRIES, _LEADER + "test_entries_that_were_taken_by_a_call_whose_reply_was_lost_are_handed_over_first", "K5"),
     Bug(
         mutant("trim by MAXLEN", Replace("consumer.batch_reader:trim_inbox_command", lambda inbox, first: ("XTRIM", inbox, "MAXLEN", 1))),
         _OWN + "the_inbox_is_trimmed_by_what_was_read",
