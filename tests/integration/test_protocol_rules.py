@@ -146,7 +146,7 @@ class LostReply:
         self._awaits = step == self._step and not self.lost
 
     def _on_reply(self, chunk: bytes) -> bytes | None:
-        if not self._awaits:
+        if not self._awaits or chunk.startswith(b"-NOSCRIPT"):  # to which the step is sent again in full
             return chunk
         self.lost += 1
         self._awaits = False
