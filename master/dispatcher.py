@@ -353,7 +353,7 @@ class Dispatcher(Service):
             return 0
         if news.found:
             usable, rejected = sort_out(news.found, self._limits.spread)
-            known = [(ticket, entry_id) for entry_id, ticket in usable if self._reader.repeats(entry_id)]
+            known = [(ticket, entry_id) for entry_id, ticket in usable[: self._reader.repeats(usable)]]
             new = usable[len(known) :]
             known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
             # Where some were known, none goes out before it is clear who has those: they may come before others of their ticket.

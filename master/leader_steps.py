@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from common.errors import Fenced, UsherError
@@ -108,9 +109,10 @@ def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[byt
     """Position, last id, those that are not planned, and what of the plan is not in the news (see lua/hand_over.lua)."""
     if not news.found:
         return b"", b"", b"[]", b"[]"
-    seen, taken = {entry.id for entry in news.found}, set(chain.from_iterable(planned))
-    left = [entry.id for entry in news.found if entry.id not in taken]
-    return news.position, news.found[-1].id, ids_argument((left,)), ids_argument((list(taken - seen),))
+    ids = list(map(itemgetter(0), news.found))
+    seen, taken = set(ids), set(chain.from_iterable(planned))
+    left, old = ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
+    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,))
 
 
 class LeaderSteps:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
+from collections.abc import Sequence
 
 from common.log import event
 from common.stream_id import ZERO, rank
@@ -62,9 +64,11 @@ class Reader:
         """The group has been given these."""
         self.last_read = news.found[-1].id
 
-    def repeats(self, entry_id: bytes) -> bool:
-        """Whether the group was given this entry before it was lost."""
-        return self.repeats_until is not None and rank(entry_id) <= rank(self.repeats_until)
+    def repeats(self, entries: Sequence[tuple[bytes, bytes]]) -> int:
+        """How many of these (id, ticket), in id order, the group was given before it was lost: the first of them."""
+        if self.repeats_until is None:
+            return 0
+        return bisect_right(entries, rank(self.repeats_until), key=lambda entry: rank(entry[0]))
 
     def is_past_repeats(self, news: News) -> bool:
         """Whether with these all has come that the group is given a second time."""
