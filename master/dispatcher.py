@@ -240,7 +240,7 @@ class Dispatcher(Service):
     def _follow_rules(self) -> None:
         """The rules may have changed: read them. Consumers that an operator has drained are a part of them."""
         assert self._steps is not None
-        self._rules_due = True  # until it has worked: the news come once
+        self._rules_due = True  # until it has worked: word of them comes once
         self._rule_work.read(self.board, self._steps)
         self._look_at(self._members)
         self._rules_due = False
@@ -366,7 +366,7 @@ class Dispatcher(Service):
                 self._rules_due |= isinstance(refused, RulesMoved)
                 if isinstance(refused, NotNow):
                     raise
-                event(log, "news_not_taken", why=str(refused) or "the rules have changed")
+                event(log, "news_not_taken", why="the group has moved" if isinstance(refused, GroupMoved) else "the rules have changed")
                 return len(news.found)
             self._reader.took(news)
             self._memory = self._memory.read(news.found[0].id, news.found[-1].id)

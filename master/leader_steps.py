@@ -39,11 +39,13 @@ class Found(NamedTuple):
 
 
 class News(NamedTuple):
-    """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no more."""
+    """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no more. ``is_miscounted``: they
+    are all, and the lag that Redis tells is another number."""
 
     position: bytes
     found: list[Found]
     is_all: bool
+    is_miscounted: bool = False
 
 
 NO_NEWS = News(b"", [], True)
@@ -105,14 +107,14 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
     return found
 
 
-def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes]:
-    """Position, last id, those that are not planned, and what of the plan is not in the news (see lua/hand_over.lua)."""
+def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, int]:
+    """Position, last id, those that are not planned, what of the plan is not in the news, and what of the lag (see lua/hand_over.lua)."""
     if not news.found:
-        return b"", b"", b"[]", b"[]"
+        return b"", b"", b"[]", b"[]", 0
     ids = list(map(itemgetter(0), news.found))
     seen, taken = set(ids), set(chain.from_iterable(planned))
     left, old = ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
-    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,))
+    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), int(news.is_miscounted)
 
 
 class LeaderSteps:
@@ -143,8 +145,8 @@ class LeaderSteps:
     def peek(self, count: int) -> News:
         """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them. Raises GroupMissing."""
         keys = self._keys
-        _, position, is_all, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
-        return News(position, _found(flat), bool(is_all))
+        _, position, is_all, is_miscounted, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
+        return News(position, _found(flat), bool(is_all), bool(is_miscounted))
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
         """The next page of what is pending under ``master``, above id ``after``."""

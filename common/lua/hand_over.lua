@@ -5,9 +5,9 @@
 --       separates tickets in an inbox record (common/streams.py: separator), 7 the ids of all tickets, of each in id order, 8 the number of
 --       them of each ticket (both JSON: one long argument costs less than many), 9 the last id that the group was given when the news were
 --       seen ("": there are none), 10 the last id of the news, 11 those of the news that are not in the plan, 12 those ids of the plan that are
---       not in the news (both JSON), then the tickets, all target by target; then for each target: incarnation, number of its tickets of which
---       the plan believes that they have no record, number of the others, which stand behind them, and for each of those the record's head as
---       the plan believes it: "<owner> <fence>"
+--       not in the news (both JSON), 13 "1" when the group's lag was seen to be wrong, then the tickets, all target by target; then for each
+--       target: incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which stand
+--       behind them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
 --        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call.
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was given} (it is not what it
@@ -16,6 +16,7 @@
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for somebody else than `master`);
 --          all but OK refuse the target's whole part. What is refused of the news is pending under `master` then.
+-- Deleted since the look: of the plan it becomes a dead letter; of the others nothing comes, as of what was deleted before.
 -- Why Lua: who owns an entry (pending list), who owns a ticket (index) and what an owner will run (inbox) change together or not at
 --          all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
@@ -39,10 +40,10 @@ local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
 -- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id. Of the news nothing is
---    pending for anybody.
+--    pending for anybody, unless somebody set the group back or claimed ahead of it; then it is taken from whoever has it, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
 local left, old = cjson.decode(ARGV[11]), {} -- left: of the news, what `master` gets
-local names_at = 12 -- ticket number i is args[names_at + i], its record is records[i]
+local names_at = 13 -- ticket number i is args[names_at + i], its record is records[i]
 local records = records_of(tickets_key, args, names_at + 1, #sizes)
 local parked = {}
 local complete = false
@@ -182,7 +183,7 @@ local function left_of(target, ticket, ids, over, has, gone)
 end
 
 local fence = ''
-local read = has_news and entries_read(stream, facts, seen, args[10])
+local read = has_news and entries_read(stream, facts, seen, args[10], args[13] == '1')
 if has_news then move_group(stream, group, position, facts['entries-read']) end
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 claim('master', left, #left)

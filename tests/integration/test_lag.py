@@ -203,9 +203,8 @@ def test_a_group_that_begins_in_the_middle_or_at_the_end_of_the_stream(twins: Tw
     assert twins.same() == (11, 1)
 
 
-@pytest.mark.parametrize("left", [0, 1, 4, 6])
+@pytest.mark.parametrize("left", [4, 6])
 def test_after_trimming_the_same_is_told(caught_up: Twins, left: int) -> None:
-    """With fewer than three left, entries that nobody had read went as well: both tell a lag that counts these, for good (REDIS 7.0)."""
     caught_up.send(5)
     caught_up.take(2)
     caught_up.world.link.call("XTRIM", caught_up.world.keys.stream, "MAXLEN", left)
@@ -216,7 +215,23 @@ def test_after_trimming_the_same_is_told(caught_up: Twins, left: int) -> None:
     caught_up.take(1)
     caught_up.same()
     caught_up.take(10)
-    caught_up.same()
+    assert caught_up.same() == (10, 0)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_entries_that_were_trimmed_unread_do_not_count_any_more_when_the_group_is_at_the_end(caught_up: Twins, left: int) -> None:
+    """Redis 7.0 counts them for good in a group that is read, Valkey 9 and Redis 8 do not."""
+    caught_up.send(5)
+    caught_up.take(2)
+    caught_up.world.link.call("XTRIM", caught_up.world.keys.stream, "MAXLEN", left)
+    while caught_up.take(1):
+        pass
+    caught_up.send(2)
+    caught_up.take(10)
+    assert caught_up.told()[0] == (10, 0)
+    caught_up.send(3)
+    caught_up.take(2)
+    assert caught_up.told()[0] == (12, 1)
 
 
 def test_after_everything_was_deleted_or_trimmed_the_same_is_told(caught_up: Twins) -> None:
@@ -258,7 +273,9 @@ def test_when_the_entry_at_the_position_was_deleted_ours_is_not_known_until_the_
     caught_up.send(5)
     assert caught_up.same() == (3, None)
     caught_up.take(2)
-    assert caught_up.told() == (_UNKNOWN, (5, 3))
+    ours, theirs = caught_up.told()
+    assert ours == _UNKNOWN
+    assert theirs in [(5, 3), _UNKNOWN], "which is what Valkey tells"
     caught_up.take(5)
     assert caught_up.same() == (8, 0)
 
