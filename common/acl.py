@@ -96,7 +96,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = (
-    *("fetch", "read_parked", "reject", "end_tail", "hand_over", "take_back", "free_tickets", "sweep", "save_position", "note_repeats", "rejoin"),
+    *("peek", "read_parked", "reject", "end_tail", "hand_over", "take_back", "free_tickets", "sweep", "save_position", "note_repeats", "rejoin"),
     *("revoke", "reap", "forget_attempts", "elect", "hold_lead", "resign", "next_generation", "register"),
     *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim", "change_rules", "end_by_rule"),
     *("ticket_entries", "find_entries", "find_runs", "pending_heads", "read_field"),

@@ -32,7 +32,7 @@ One epoch
 ::
 
     elected -> adopt: living owners' tickets from the index, dead incarnations taken back, all of `master` read in id order
-            -> read new entries, plan, hand over, free what is reported ...
+            -> look at new entries, plan, hand over, free what is reported ...
             -> a reply that is not sure: new epoch, memory dropped, adopt again
             -> FENCED: somebody else leads; memory dropped, standby
 

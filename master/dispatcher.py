@@ -1,4 +1,6 @@
-"""Dispatcher: the one thread that owns the board. It reads new entries, plans, hands over, frees what is reported, recovers.
+"""Dispatcher: the one thread that owns the board. It looks at new entries, plans, hands over, frees what is reported, recovers.
+
+New entries are taken from the stream by the hand-over of the plan that they are in; until then they are only seen, and nothing has happened.
 
 Others never touch the board; they post to the mailbox. A reply that is not sure (a broken connection, an entry that was not where
 memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is read again.
@@ -18,7 +20,6 @@ from common.redis_client import SAME_MEMORY, Link
 from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.service import Service
-from common.stream_id import rank
 from common.streams import TicketStream, parse_record
 from master.adoption import adopt, rejoin
 from master.counts import LeaderCounts
@@ -27,22 +28,21 @@ from master.elector import Lead
 from master.halts import Halts
 from master.idle_sweep import IdleSweep
 from master.intake import sort_out
-from master.leader_steps import LeaderSteps, Rejected, RulesMoved
+from master.leader_steps import NO_NEWS, GroupMoved, LeaderSteps, News, Rejected, RulesMoved
 from master.limits import Limits
 from master.mailbox import Changed, Posted, Report
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
 from master.policy.group_loss import Memory
+from master.policy.plans import NOTHING, HandOverPlan, HandOverReply
 from master.quiet_tickets import PAGE, QuietTickets
+from master.reader import IDLE_READ_S, Reader
 from master.recoverer import Recoverer
 from master.roster import Member
 from master.rule_work import RuleWork, glance
 
 log = logging.getLogger(__name__)
 
-#: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
-#: ids never rings (REDIS-FACTS C1).
-_IDLE_READ_S = 2.0
 #: hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
 #: How often the group's position is noted outside of the group: at most so much comes again when the group is lost.
@@ -75,10 +75,7 @@ class Dispatcher(Service):
         self._halts = Halts()
         self._rule_work = RuleWork(link, keys)
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
-        self._last_read = b"0-0"
-        self._repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
-        self._dry_since_s = 0.0
-        self._may_have_more = True  # in the stream, as far as we know
+        self._reader = Reader(limits, doorbell)
         self._unsure: set[bytes] = set()
         self._rules_due = False  # they may have changed, and were not read since
         self._rejected: list[Rejected] = []
@@ -134,7 +131,7 @@ class Dispatcher(Service):
             self._unwell = None
             return wait_s
         except Fenced:
-            event(log, "fenced", level=logging.WARNING, epoch=epoch, last_read=self._last_read)
+            event(log, "fenced", level=logging.WARNING, epoch=epoch, last_read=self._reader.last_read)
             self._drop_memory()
             self._lead.lost(epoch)
         except NotNow as refused:
@@ -182,12 +179,11 @@ class Dispatcher(Service):
         self._connection = self._link.connections
         adopted = adopt(self._link, self._keys, self._stream, steps, limits.ticket_window, self._memory, self.made_progress)
         self.board, self._members = adopted.board, adopted.members
-        self._last_read, self._repeats_until = adopted.last_delivered, adopted.repeats_until
+        self._reader.begin(adopted.last_delivered, adopted.repeats_until)
         self._memory = self._memory.found(adopted.last_delivered)
         self._steps = steps
         self.counts.adoptions += 1
         self._follow_rules()
-        self._dry_since_s = 0.0
         self._quiet.begin(now_s())
         event(log, "adopted", epoch=epoch, **adopted.facts(), seconds=now_s() - started)
 
@@ -204,17 +200,14 @@ class Dispatcher(Service):
         if self.board.parked >= self._limits.parked:
             self.board.unload()
         found = self._read_new()
-        if found and not handed:  # the usual case of one that had nothing to do: what came goes out in the same turn
-            handed = self._hand_over()
         self._reject()
         self._save_position()
         if found or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure or self._rules_due:
             return 0.0
-        if self._doorbell is not None and self._may_read() > 0:
-            self._doorbell.arm(self._last_read)
+        self._reader.arm(self.board)
         due_s = self.board.next_due_s()
-        slowed_s = _IDLE_READ_S if due_s is None else max(0.0, due_s - now_s())
-        return min(_IDLE_READ_S / 2, self._quiet.wait_s(now_s()), self._idle_sweep.wait_s(now_s()), slowed_s)
+        slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now_s())
+        return min(IDLE_READ_S / 2, self._quiet.wait_s(now_s()), self._idle_sweep.wait_s(now_s()), slowed_s)
 
     # ---- its parts -----------------------------------------------------------------------------------------------------------
 
@@ -247,7 +240,7 @@ class Dispatcher(Service):
     def _follow_rules(self) -> None:
         """The rules may have changed: read them. Consumers that an operator has drained are a part of them."""
         assert self._steps is not None
-        self._rules_due = True  # until it has worked: the news come once
+        self._rules_due = True  # until it has worked: word of them comes once
         self._rule_work.read(self.board, self._steps)
         self._look_at(self._members)
         self._rules_due = False
@@ -304,34 +297,42 @@ class Dispatcher(Service):
 
     def _hand_over(self) -> int:
         """Plan and hand over until nothing is left or the turn is long enough. Returns the number of entries."""
-        assert self._steps is not None
         handed = 0
         for _ in range(_PLANS_PER_TURN):
             plan = self.board.plan(self._limits.batch, now_s())
             if plan is None:
                 break
             try:
-                reply = self._steps.hand_over(plan)
-            except NotNow:
-                self.board.withdraw(plan)
-                raise
+                reply = self._carry_out(plan)
             except RulesMoved:
-                self.board.withdraw(plan)
                 self._follow_rules()
                 continue
-            verdict = self.board.confirm(plan, reply)
-            over = [entry_id for answer in reply.targets for entry_id in answer.gone]
-            if over:
-                event(log, "entries_over", level=logging.WARNING, count=len(over), first=over[0], why="no body, or pending for nobody")
             handed += plan.size
-            self._unsure.update(verdict.unsure)
-            if verdict.doubt:
-                raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")
-            for incarnation in verdict.lost:
-                self._lose(incarnation)
+            self._learn(plan, reply)
             if self._mailbox:
                 break
         return handed
+
+    def _carry_out(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+        """Have a plan done. What was refused as a whole is as if it had not been planned, and raised."""
+        assert self._steps is not None
+        try:
+            return self._steps.hand_over(plan, news)
+        except (NotNow, RulesMoved, GroupMoved):
+            self.board.withdraw(plan)
+            raise
+
+    def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
+        """What became of a plan."""
+        verdict = self.board.confirm(plan, reply)
+        over = [entry_id for answer in reply.targets for entry_id in answer.gone]
+        if over:
+            event(log, "entries_over", level=logging.WARNING, count=len(over), first=over[0], why="no body, or pending for nobody")
+        self._unsure.update(verdict.unsure)
+        if verdict.doubt:
+            raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")
+        for incarnation in verdict.lost:
+            self._lose(incarnation)
 
     def _save_position(self) -> None:
         """Note how far the group is, once a second while it moves."""
@@ -339,50 +340,44 @@ class Dispatcher(Service):
         now = now_s()
         is_open = bool(self.board.in_flight or self.board.parked)
         noted = self._memory.noted
-        moved = noted is None or noted.delivered != self._last_read or is_open or self._position_open
+        moved = noted is None or noted.delivered != self._reader.last_read or is_open or self._position_open
         if moved and now - self._position_s >= _SAVE_POSITION_S:
             self._memory = Memory(self._steps.save_position())
             self._position_open, self._position_s = is_open, now
 
-    def _may_read(self) -> int:
-        if self.board.parked >= self._limits.parked:
-            event(log, "parked_limit", level=logging.WARNING, parked=self.board.parked)
-            return 0
-        return min(self._limits.batch, self.board.room)
-
     def _read_new(self) -> int:
-        """Read new entries if some consumer has room and there may be some. Returns how many came."""
+        """Look at new entries, plan, and take them from the stream by the hand-over of that plan. Returns how many were seen."""
         assert self._steps is not None
-        count = self._may_read()
-        now = now_s()
-        if self._doorbell is None or self._doorbell.has_rung():
-            self._may_have_more = True
-        if count <= 0 or (not self._may_have_more and now - self._dry_since_s < _IDLE_READ_S):
+        news = self._reader.look(self.board, self._steps, now_s())
+        if news is None:
             return 0
-        self._may_have_more = False
-        found = self._steps.fetch(count)
-        if len(found) < count:
-            self._dry_since_s = now
-            if not found:  # rung for nothing: somebody else may have read from the group, and the bell must not ring for that for ever
-                self._last_read = self._stream.last_delivered()
-        else:
-            self._may_have_more = True  # no need to wait for the bell
-        if found:
-            self._last_read = found[-1].id
-            self._memory = self._memory.read(found[0].id, found[-1].id)
-            usable, rejected = sort_out(found, self._limits.spread)
+        if news.found:
+            usable, rejected = sort_out(news.found, self._limits.spread)
+            known = [(ticket, entry_id) for entry_id, ticket in usable[: self._reader.repeats(usable)]]
+            new = usable[len(known) :]
+            known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
+            # Where some were known, none goes out before it is clear who has those: they may come before others of their ticket.
+            plan = (self.board.plan(self._limits.batch, now_s()) if not known else None) or NOTHING
+            try:
+                reply = self._carry_out(plan, news)
+            except (NotNow, RulesMoved, GroupMoved) as refused:
+                self.board.forget(new)
+                self._reader.again()
+                self._rules_due |= isinstance(refused, RulesMoved)
+                if isinstance(refused, NotNow):
+                    raise
+                event(log, "news_not_taken", why="the group has moved" if isinstance(refused, GroupMoved) else "the rules have changed")
+                return len(news.found)
+            self._reader.took(news)
+            self._memory = self._memory.read(news.found[0].id, news.found[-1].id)
             self._rejected += rejected
-            known: list[tuple[bytes, bytes]] = []
-            if self._repeats_until is not None:
-                known = [(ticket, entry_id) for entry_id, ticket in usable if rank(entry_id) <= rank(self._repeats_until)]
-                usable = usable[len(known) :]
-            known += [(ticket, entry_id) for entry_id, ticket in usable if not self.board.arrive(entry_id, ticket)]
+            self._learn(plan, reply)
             if known:
                 self._rejoin(known)
-        if self._repeats_until is not None and (len(found) < count or rank(self._last_read) >= rank(self._repeats_until)):
+        if self._reader.is_past_repeats(news):
             self._steps.note_repeats(None)
-            self._repeats_until = None
-        return len(found)
+            self._reader.repeats_until = None
+        return len(news.found)
 
     def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
         assert self._steps is not None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from common.errors import Fenced, UsherError
@@ -24,12 +26,29 @@ class RulesMoved(UsherError):
     """The live rules have changed since the leader read them: nothing was done by the former ones."""
 
 
+class GroupMoved(UsherError):
+    """Somebody else read from the group, or set its position, since the news were seen: nothing was done with them."""
+
+
 class Found(NamedTuple):
-    """An entry under ``master``: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
+    """An entry: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
 
     id: bytes
     ticket: bytes | None
     size: int = 0
+
+
+class News(NamedTuple):
+    """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no more. ``is_miscounted``: they
+    are all, and the lag that Redis tells is another number."""
+
+    position: bytes
+    found: list[Found]
+    is_all: bool
+    is_miscounted: bool = False
+
+
+NO_NEWS = News(b"", [], True)
 
 
 class ParkedPage(NamedTuple):
@@ -80,12 +99,22 @@ class Rejected(NamedTuple):
 
 
 def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
-    """Entries of a flat list of id, ticket (see lua/fetch.lua), and perhaps more."""
+    """Entries of a flat list of id, ticket (see lua/peek.lua), and perhaps more."""
     found = []
     for at in range(0, len(flat), step):
         ticket = flat[at + 1]
         found.append(Found(flat[at], *ticket) if type(ticket) is list else Found(flat[at], ticket))
     return found
+
+
+def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, int]:
+    """Position, last id, those that are not planned, what of the plan is not in the news, and what of the lag (see lua/hand_over.lua)."""
+    if not news.found:
+        return b"", b"", b"[]", b"[]", 0
+    ids = list(map(itemgetter(0), news.found))
+    seen, taken = set(ids), set(chain.from_iterable(planned))
+    left, old = ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
+    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), int(news.is_miscounted)
 
 
 class LeaderSteps:
@@ -113,11 +142,11 @@ class LeaderSteps:
         """Raise Fenced unless the leader key holds our epoch."""
         self.reject(())
 
-    def fetch(self, count: int) -> list[Found]:
-        """Read up to ``count`` new entries into the pending list of ``master``. Raises GroupMissing."""
+    def peek(self, count: int) -> News:
+        """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them. Raises GroupMissing."""
         keys = self._keys
-        reply = self._run("fetch", (keys.stream, keys.leader), (count, *self._reading))
-        return _found(reply[1:])
+        _, position, is_all, is_miscounted, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
+        return News(position, _found(flat), bool(is_all), bool(is_miscounted))
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
         """The next page of what is pending under ``master``, above id ``after``."""
@@ -138,8 +167,9 @@ class LeaderSteps:
         args = (ticket, believed, int(is_last), *ids)
         return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
 
-    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
-        """Carry out a plan; what was refused is in the reply. Raises RulesMoved."""
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+        """Carry out a plan; what was refused is in the reply. All of the ``news`` are taken by it: what of them gets no owner is under ``master``
+        then. Raises RulesMoved, and GroupMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
         parts: list[Part] = []
@@ -152,14 +182,22 @@ class LeaderSteps:
             parts += unowned
             parts += others
         tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]
-        args = (plan.lowest, plan.highest, self.rules_version, separator(tickets), ids_argument(ids), sizes_argument(ids), *tickets, *targets)
+        args = (
+            *(plan.lowest, plan.highest, self.rules_version, separator(tickets), ids_argument(ids), sizes_argument(ids)),
+            *_news_arguments(news, ids),
+            *tickets,
+            *targets,
+        )
         began_ns = time.time_ns()
         state, fence, *replies = self._run("hand_over", script_keys, args)
         if state == b"RULES":
             raise RulesMoved
+        if state == b"MOVED":
+            raise GroupMoved(f"the group was at {news.position.decode()}, and is at {fence.decode()}")
         answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
         reply = HandOverReply(int(fence or 0), answers)
-        self._counts.hand_over(plan, reply, began_ns)
+        if plan.targets:
+            self._counts.hand_over(plan, reply, began_ns)
         return reply
 
     def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:

@@ -1,348 +1,20 @@
-"""A leader's world without Redis: what the scripts do to the pending list and the index, and a leader that turns as the dispatcher does.
+"""A leader without Redis, which turns as the dispatcher does, in the world of ``redis_model.py``.
 
-``RedisModel`` follows ``common/lua/*.lua`` step by step and notes every hand-over that breaks the promise. ``Leader`` drives the real Board
-and the real Recoverer. Stateful tests and scenarios play with both.
+``Leader`` drives the real Board and the real Recoverer. Stateful tests and scenarios play with both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-from common.registration import Registration, name_of
-from common.stream_id import rank
+from common.registration import name_of
 from master.halts import Halts
-from master.leader_steps import Found, Freed, ParkedPage, Rejected, TakenPage
+from master.leader_steps import Found, GroupMoved, News, Rejected, RulesMoved
 from master.policy.dispatch import Board
-from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply, Verdict
+from master.policy.plans import NOTHING, HandOverPlan, Verdict
 from master.recoverer import Recoverer
 from master.roster import Member
-
-MASTER = "master"
-HALTED = "halted"
-#: Somebody who took entries without being asked to, until the sweep finds them.
-STRANGER = "stranger"
-PAGE = 2
-
-
-@dataclass
-class Record:
-    """A ticket's record in the index."""
-
-    owner: str
-    fence: int
-    ids: list[bytes]
-
-    @property
-    def head(self) -> bytes:
-        return b"%s %d" % (self.owner.encode(), self.fence)
-
-
-@dataclass(frozen=True)
-class HandedOver:
-    """A hand-over of one ticket that happened."""
-
-    ticket: bytes
-    target: str
-    fence: int
-    ids: tuple[bytes, ...]
-
-
-class RedisModel:
-    """Pending list, index and leases.
-
-    From version 7 on Redis drops an entry whose body is gone from the pending list when somebody claims it.
-    """
-
-    spread = False
-
-    def __init__(self, claiming_drops_the_bodiless: bool = True) -> None:
-        self._drops_bodiless = claiming_drops_the_bodiless
-        self.pending: dict[bytes, str] = {}
-        self.ticket_of: dict[bytes, bytes] = {}
-        self.index: dict[bytes, Record] = {}
-        self.leases: dict[str, str] = {}  # live, draining or revoked
-        self.registered: dict[str, Registration] = {}
-        self.bodiless: set[bytes] = set()
-        self.done: set[bytes] = set()  # acknowledged, or a dead letter
-        self.fence = 0
-        self.handed_over: list[HandedOver] = []
-        self.broken: list[str] = []
-        self.changed: list[bytes] = []  # tickets whose records others than the leader changed
-
-    # ---- others --------------------------------------------------------------------------------------------------------------
-
-    def register(self, incarnation: str, capacity: int) -> None:
-        """A new incarnation; its name's former one, if it is dead, has no registration any more."""
-        for other in [other for other in self.registered if name_of(other) == name_of(incarnation)]:
-            del self.registered[other]
-        self.registered[incarnation] = Registration(name_of(incarnation), "", "", 1, capacity)
-        self.leases[incarnation] = "live"
-
-    def roster(self) -> dict[str, Member]:
-        """Who is registered at this moment."""
-        return {name: Member(registration, self.leases.get(name, "")) for name, registration in self.registered.items()}
-
-    def read_new(self, entry_id: bytes, ticket: bytes, reader: str = MASTER) -> None:
-        """An entry enters the pending list."""
-        self.pending[entry_id] = reader
-        self.ticket_of[entry_id] = ticket
-
-    def held_by(self, name: str) -> list[bytes]:
-        """What is pending for a name, in id order."""
-        return sorted((entry_id for entry_id, owner in self.pending.items() if owner == name), key=rank)
-
-    def recorded(self, ticket: bytes) -> set[bytes]:
-        """The ids in a ticket's record."""
-        record = self.index.get(ticket)
-        return set(record.ids) if record is not None and record.owner != "tail" else set()
-
-    def lives(self, incarnation: str) -> bool:
-        return incarnation in self.leases
-
-    def ack(self, incarnation: str, ticket: bytes, ids: Sequence[bytes]) -> list[bytes]:
-        """ack.lua for one ticket: the ids that may be reported; none if it is stale or the lease has ended."""
-        if not self.lives(incarnation):
-            return []
-        record = self.index.get(ticket)
-        if record is not None and record.owner != incarnation:
-            return []
-        for entry_id in ids:
-            if record is not None and entry_id in record.ids:
-                record.ids.remove(entry_id)
-                self.finish(entry_id)
-        if record is not None and not record.ids:
-            del self.index[ticket]
-        return list(ids)
-
-    def give_back(self, incarnation: str, ticket: bytes) -> None:
-        """give_back.lua for one whole ticket."""
-        record = self.index[ticket]
-        assert self.leases.get(incarnation) == "draining"
-        assert record.owner == incarnation
-        record.owner = "returned"
-        record.ids = [entry_id for entry_id in record.ids if self._claim(entry_id, MASTER)]
-        if not record.ids:
-            del self.index[ticket]
-
-    def park(self, incarnation: str, ticket: bytes) -> None:
-        """dead_letter.lua with policy park, for the first message of a ticket."""
-        record = self._its_own(incarnation, ticket)
-        first, *rest = record.ids
-        is_gone = first in self.bodiless
-        if is_gone:
-            self.finish(first)
-        else:
-            self.pending[first] = HALTED
-        left = [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]
-        self._write(ticket, Record("returned" if is_gone else HALTED, record.fence, left if is_gone else [first, *left]))
-        self.changed.append(ticket)
-
-    def end(self, incarnation: str, ticket: bytes) -> None:
-        """dead_letter.lua with policy tail, for the first message of a ticket."""
-        record = self._its_own(incarnation, ticket)
-        first, *rest = record.ids
-        self.finish(first)
-        if first in self.bodiless:
-            self._write(ticket, Record("returned", record.fence, [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]))
-        else:
-            for entry_id in rest:
-                self.finish(entry_id)
-            self._write(ticket, Record("tail", record.fence, [max(self.ticket_of, key=rank)]))
-        self.changed.append(ticket)
-
-    def redrive(self, ticket: bytes) -> None:
-        """redrive.lua for what a halted ticket waits for; its body is there."""
-        record = self.index[ticket]
-        assert record.owner == HALTED
-        self.pending[record.ids[0]] = MASTER
-        self._write(ticket, Record("returned", record.fence, list(record.ids)))
-        self.changed.append(ticket)
-
-    def drop(self, ticket: bytes) -> None:
-        """drop_letters.lua for what a halted ticket waits for."""
-        record = self.index[ticket]
-        assert record.owner == HALTED
-        self.finish(record.ids[0])
-        self._write(ticket, Record("returned", record.fence, record.ids[1:]))
-        self.changed.append(ticket)
-
-    def _its_own(self, incarnation: str, ticket: bytes) -> Record:
-        record = self.index[ticket]
-        assert self.lives(incarnation)
-        assert record.owner == incarnation
-        return record
-
-    def _write(self, ticket: bytes, record: Record) -> None:
-        if record.ids:
-            self.index[ticket] = record
-        else:
-            del self.index[ticket]
-
-    def sweep(self, ids: Iterable[bytes]) -> list[Found]:
-        """sweep.lua, when just these are idle for long enough: what comes to ``master``."""
-        strays = []
-        for entry_id in sorted(ids, key=rank):
-            owner = self.pending[entry_id]
-            if owner not in (MASTER, HALTED) and not self.lives(owner) and self._bring(entry_id):
-                strays.append(Found(entry_id, self.ticket_of[entry_id]))
-        return strays
-
-    def claim_by_hand(self, entry_id: bytes) -> None:
-        """Somebody else than the leader brings an entry to ``master``."""
-        self._claim(entry_id, MASTER)
-
-    def _claim(self, entry_id: bytes, name: str) -> bool:
-        """XCLAIM."""
-        if entry_id in self.bodiless and self._drops_bodiless:
-            self.finish(entry_id)
-        if entry_id not in self.pending:
-            return False
-        self.pending[entry_id] = name
-        return True
-
-    def _bring(self, entry_id: bytes) -> bool:
-        """To ``master``, by a script that looks at the body: without one the entry becomes a dead letter."""
-        if entry_id in self.bodiless:
-            self.finish(entry_id)
-            return False
-        return self._claim(entry_id, MASTER)
-
-    def finish(self, entry_id: bytes) -> None:
-        """XACK, or what Redis does with an entry whose body is gone."""
-        self.pending.pop(entry_id, None)
-        self.done.add(entry_id)
-
-    # ---- the leader's steps --------------------------------------------------------------------------------------------------
-
-    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
-        """hand_over.lua: checks first, writes last."""
-        states = [self._state(target.incarnation, target.parts, plan) for target in plan.targets]
-        granted = [
-            [part for part in target.parts if state == "OK" and self._is_granted(target.incarnation, part)]
-            for target, state in zip(plan.targets, states, strict=True)
-        ]
-        fence = 0
-        if any(self._owner(part) != target.incarnation for target, parts in zip(plan.targets, granted, strict=True) for part in parts):
-            self.fence += 1
-            fence = self.fence
-        replies = []
-        for target, state, parts in zip(plan.targets, states, granted, strict=True):
-            refused = [part.ticket for part in target.parts if part not in parts] if state == "OK" else []
-            fresh = [part.ticket for part in parts if part.believed != NOBODY and part.ticket not in self.index]
-            over = [entry_id for part in parts for entry_id in self._grant(target.incarnation, part, fence)]
-            replies.append(TargetReply(state, refused, over, fresh))
-        return HandOverReply(fence, tuple(replies))
-
-    def _state(self, incarnation: str, parts: Sequence[Part], plan: HandOverPlan) -> str:
-        state = {"live": "OK", "draining": "DRAINING", "revoked": "REVOKED"}.get(self.leases.get(incarnation, ""), "LOST")
-        if state == "OK":
-            for entry_id in [entry_id for part in parts if self._may_have(incarnation, part) for entry_id in part.ids]:
-                assert _within(entry_id, plan)
-                if self.pending.get(entry_id, MASTER) != MASTER:
-                    return "STRAY"
-        return state
-
-    def _owner(self, part: Part) -> str:
-        record = self.index.get(part.ticket)
-        return record.owner if record is not None else ""
-
-    def _may_have(self, incarnation: str, part: Part) -> bool:
-        record = self.index.get(part.ticket)
-        if record is None:
-            return part.believed == NOBODY or part.believed.split()[0] == incarnation.encode()
-        return part.believed == record.head and record.owner in (incarnation, "returned")
-
-    def _is_granted(self, incarnation: str, part: Part) -> bool:
-        if not self._may_have(incarnation, part) or self._owner(part) != "returned":
-            return self._may_have(incarnation, part)
-        parked = [entry_id for entry_id in part.ids if self.pending.get(entry_id) == MASTER]
-        returned = [entry_id for entry_id in self.index[part.ticket].ids if self.pending.get(entry_id) == MASTER]
-        return not (parked and returned and rank(parked[0]) > rank(returned[0]))
-
-    def _grant(self, incarnation: str, part: Part, fence: int) -> list[bytes]:
-        """Write one ticket's part. Returns the ids that are over: pending for nobody, or without a body."""
-        record = self.index.get(part.ticket)
-        before = record.ids if record is not None and record.owner == incarnation else []
-        mine = record.fence if record is not None and record.owner == incarnation else fence
-        self._look(incarnation, part, mine)
-        claimed = [entry_id for entry_id in part.ids if self._claim(entry_id, incarnation)]
-        if claimed:
-            self.index[part.ticket] = Record(incarnation, mine, [*before, *claimed])
-            self.handed_over.append(HandedOver(part.ticket, incarnation, mine, tuple(claimed)))
-        elif not before:
-            self.index.pop(part.ticket, None)
-        return [entry_id for entry_id in part.ids if entry_id not in claimed]
-
-    def _look(self, incarnation: str, part: Part, fence: int) -> None:
-        """Note what this hand-over breaks."""
-        if list(part.ids) != sorted(part.ids, key=rank):
-            self.broken.append(f"{part} is not in id order")
-        for entry_id, owner in self.pending.items():
-            if self.ticket_of[entry_id] != part.ticket or owner == STRANGER or entry_id in part.ids:
-                continue
-            if owner not in (MASTER, incarnation):
-                self.broken.append(f"{part} goes to {incarnation} while {owner} has {entry_id!r}")
-            if owner == MASTER and rank(entry_id) < rank(part.ids[-1]):
-                self.broken.append(f"{part} overtakes {entry_id!r}")
-        last = [handed.fence for handed in self.handed_over if handed.ticket == part.ticket][-1:]
-        if last and fence < last[0]:
-            self.broken.append(f"{part}: fence {fence} after {last[0]}")
-
-    def take_back(self, incarnation: str, count: int) -> TakenPage:
-        """take_back.lua: one page."""
-        if self.lives(incarnation):
-            return TakenPage(True, 0, [], [])
-        page = self.held_by(incarnation)[: min(count, PAGE)]
-        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        for entry_id, ticket, _ in found:
-            record = self.index.get(ticket or b"")
-            if record is not None and record.owner == incarnation and entry_id in record.ids:
-                record.ids.remove(entry_id)
-                if not record.ids:
-                    del self.index[ticket or b""]
-        return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
-
-    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
-        """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it lives or has something."""
-        if self.lives(incarnation) or self.held_by(incarnation):
-            return None
-        others, parked = [], []
-        under_master = set(self.held_by(MASTER))
-        for ticket in tickets:
-            record = self.index.get(ticket)
-            if record is not None and record.owner == incarnation:
-                parked += [(entry_id, ticket) for entry_id in record.ids if entry_id in under_master]
-                del self.index[ticket]
-            elif record is not None:
-                others.append(ticket)
-        return Freed(others, parked)
-
-    def parked_page(self, after: bytes | None, count: int) -> ParkedPage:
-        """read_parked.lua: one page."""
-        page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][: min(count, PAGE)]
-        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        return ParkedPage(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
-
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
-        """end_tail.lua."""
-        record = self.index.get(ticket)
-        if record is None or record.head != believed:
-            return False
-        for entry_id in ids:
-            if self.pending.get(entry_id) == MASTER:
-                self.finish(entry_id)
-        if is_last:
-            del self.index[ticket]
-        return True
-
-    def read_parked(self) -> list[tuple[bytes, bytes]]:
-        """read_parked.lua, all pages at once."""
-        return [(entry_id, self.ticket_of[entry_id]) for entry_id in self.held_by(MASTER) if self._bring(entry_id)]
-
-
-def _within(entry_id: bytes, plan: HandOverPlan) -> bool:
-    return (plan.lowest == b"-" or rank(entry_id) >= rank(plan.lowest)) and (plan.highest == b"+" or rank(entry_id) <= rank(plan.highest))
+from tests.redis_model import HALTED, MASTER, PAGE, RedisModel
 
 
 class _HaltSteps:
@@ -417,13 +89,14 @@ class Leader:
         return busy
 
     def turn(self) -> None:
-        """All of a turn, but for the reading of new entries."""
+        """All of a turn."""
         self.look_at(self.redis.roster())
         self.recover()
         self.hear()
         self.read_records(list(self.unsure))
         self.reopen()
         self.hand_over()
+        self.read()
 
     @property
     def has_news(self) -> bool:
@@ -469,9 +142,37 @@ class Leader:
         self.unsure.update(verdict.unsure)
 
     def arrive(self, entry_id: bytes, ticket: bytes) -> None:
-        """A new entry."""
-        self.redis.read_new(entry_id, ticket)
-        self.board.arrive(entry_id, ticket)
+        """A new entry, which is parked before it is planned."""
+        self.redis.add(entry_id, ticket)
+        self.read(limit=0)
+
+    def see(self, limit: int) -> tuple[News, HandOverPlan | None, Callable[[], None]]:
+        """News come to the board, and are planned. Returns what makes that undone, too."""
+        news = self.redis.peek(1000)
+        new = [(entry.id, entry.ticket or b"") for entry in news.found]
+        for one in new:
+            assert self.board.arrive(*one)
+        plan = self.board.plan(limit, self.now_s)
+
+        def undo() -> None:
+            if plan is not None:
+                self.board.withdraw(plan)
+            self.board.forget(new)
+
+        return news, plan, undo
+
+    def read(self, limit: int = 1000, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """News are seen, planned, and taken by the hand-over of that plan. False: they were not taken, for something happened ``meanwhile``."""
+        news, plan, undo = self.see(limit)
+        meanwhile()
+        try:
+            reply = self.redis.hand_over(plan or NOTHING, news)
+        except (GroupMoved, RulesMoved):
+            undo()
+            return False
+        if plan is not None:
+            self.settle(self.board.confirm(plan, reply))
+        return True
 
     def take_in(self, strays: Iterable[Found]) -> None:
         """What the sweep found."""

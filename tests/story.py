@@ -27,10 +27,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from master.leader_steps import TakenPage
+from master.leader_steps import NO_NEWS, News, TakenPage
 from master.policy.plans import HandOverPlan, HandOverReply
 from master.policy.tickets import Standing, Ticket
-from tests.leader_model import Leader, RedisModel
+from tests.leader_model import Leader
+from tests.redis_model import RedisModel
 
 FOLDER = Path(__file__).parent / "scenarios"
 LINE = "----"
@@ -53,9 +54,9 @@ class _Told(RedisModel):
         super().__init__()
         self.lines: list[str] = []
 
-    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
         before = len(self.handed_over)
-        reply = super().hand_over(plan)
+        reply = super().hand_over(plan, news)
         for handed in self.handed_over[before:]:
             self.lines.append(f"hand over {handed.ticket.decode()} {_shown(handed.ids)} to {_name(handed.target)} fence {handed.fence}")
         for target, answer in zip(plan.targets, reply.targets, strict=True):
@@ -181,7 +182,8 @@ class Story:
             pass
 
     def _stranger(self, entry_id: str, ticket: str) -> None:
-        self._redis.read_new(entry_id.encode(), ticket.encode(), "stranger")
+        self._redis.add(entry_id.encode(), ticket.encode())
+        self._redis.read_by("stranger")
 
     def _sweep(self, text: str) -> None:
         self._leader.take_in(self._redis.sweep(text.encode().split()))

@@ -1,17 +1,22 @@
--- hand_over: the one way out of `master`: entries change owner, the index and the inboxes of the new owners say so.
+-- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries that the group was
+--            not given yet (the news of a peek) come from the stream itself: all of them are taken here, those that get no owner by `master`.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, then for each target: its lease, its inbox
 -- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 the version of the live rules that the plan was made by, 6 what
 --       separates tickets in an inbox record (common/streams.py: separator), 7 the ids of all tickets, of each in id order, 8 the number of
---       them of each ticket (both JSON: one long argument costs less than many), then the tickets, all target by target; then for each
+--       them of each ticket (both JSON: one long argument costs less than many), 9 the last id that the group was given when the news were
+--       seen ("": there are none), 10 the last id of the news, 11 those of the news that are not in the plan, 12 those ids of the plan that are
+--       not in the news (both JSON), 13 "1" when the group's lag was seen to be wrong, then the tickets, all target by target; then for each
 --       target: incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which stand
 --       behind them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
 --        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call.
--- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", fence of this call or "", then for each target:
+-- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was given} (it is not what it
+--          was when the news were seen: nothing happened), or {"OK", fence of this call or "", then for each target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for somebody else than `master`);
---          all but OK refuse the target's whole part.
+--          all but OK refuse the target's whole part. What is refused of the news is pending under `master` then.
+-- Deleted since the look: of the plan it becomes a dead letter; of the others nothing comes, as of what was deleted before.
 -- Why Lua: who owns an entry (pending list), who owns a ticket (index) and what an owner will run (inbox) change together or not at
 --          all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
@@ -20,23 +25,36 @@
 --- @include record
 --- @include in_chunks
 --- @include records_of
+--- @include facts_of
+--- @include group_facts
+--- @include move_group
 --- @include bury
 --- @include is_above
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
-local stream, group, tickets_key, args, between = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6]
+local stream, group, tickets_key, args, between, position = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6], ARGV[9]
+local has_news = position ~= ''
+local facts = has_news and group_facts(stream, group)
+if has_news and facts['last-delivered-id'] ~= position then return {'MOVED', facts['last-delivered-id']} end
 local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
--- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id.
+-- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id. Of the news nothing is
+--    pending for anybody, unless somebody set the group back or claimed ahead of it; then it is taken from whoever has it, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
-local names_at = 8 -- ticket number i is args[names_at + i], its record is records[i]
+local left, old = cjson.decode(ARGV[11]), {} -- left: of the news, what `master` gets
+local names_at = 13 -- ticket number i is args[names_at + i], its record is records[i]
 local records = records_of(tickets_key, args, names_at + 1, #sizes)
 local parked = {}
-local limit = 2 * #ids + 100
-local rows = redis.call('XPENDING', stream, group, ARGV[3], ARGV[4], limit, 'master')
-for i = 1, #rows do parked[rows[i][1]] = true end
-local complete = #rows < limit
+local complete = false
+local seen = #ids + #left -- entries of the news
+for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
+if not has_news or next(old) then
+  local limit = 2 * #ids + 100
+  local rows = redis.call('XPENDING', stream, group, ARGV[3], ARGV[4], limit, 'master')
+  for i = 1, #rows do parked[rows[i][1]] = true end
+  complete = #rows < limit
+end
 local function is_parked(id, elsewhere)
   -- Many more may be parked in between than are handed over now; then ask for each of the ids. So too for an id from elsewhere.
   return parked[id] or ((elsewhere or not complete) and #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1)
@@ -61,7 +79,7 @@ end
 
 -- What becomes of an id: it is claimed, or over, or the target's part ends here.
 local function take(target, id)
-  if is_parked(id) then
+  if has_news and not old[id] or is_parked(id) then
     target.size = target.size + 1
     target.ids[target.size] = id
   elseif #redis.call('XPENDING', stream, group, id, id, 1) == 0 then
@@ -72,13 +90,20 @@ local function take(target, id)
   end
 end
 
+-- `master` gets the news among these.
+local function leave(from, to)
+  for k = from, has_news and to or 0 do
+    if not old[ids[k]] then left[#left + 1] = ids[k] end
+  end
+end
+
 local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at + 1 + #sizes
 redis.call('XLEN', KEYS[5])
 for t = 1, (#KEYS - 5) / 2 do
   local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
   -- ids: what is claimed. Of what is given: numbers of tickets, their ids as one line, and their fences or false
   local target = {name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0, given = {}, lines = {}, fences = {}, refused = {}, fresh = {}}
-  targets[t] = target
+  targets[t], target.first = target, last + 1
   target.state = STATES[redis.call('GET', KEYS[4 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
     redis.call('XLEN', target.inbox) -- what is no stream fails here, before anything has changed
@@ -112,34 +137,38 @@ for t = 1, (#KEYS - 5) / 2 do
         if believed and not record then target.fresh[#target.fresh + 1] = ticket end
       else
         target.refused[#target.refused + 1] = ticket
+        leave(first, last)
       end
     end
     wants_fence = wants_fence or target.state == 'OK' and wants
   else
     for p = 1, unowned + others do last = last + sizes[i + p] end
   end
+  if target.state ~= 'OK' then leave(target.first, last) end
   i, at = i + unowned + others, at + 3 + others
 end
 
--- 3. Write. The number comes first: it needs memory, so a full server refuses the call before anything has changed.
--- Claim the target's ids; those that it got, unless it got all.
-local function claim(target)
-  local ids, claimed, has = target.ids, 0, {}
-  in_chunks(target.size, function(from, to)
-    local following = ids[to + 1]
-    ids[to + 1] = 'JUSTID'
-    local got = redis.call('XCLAIM', stream, group, target.name, '0', unpack(ids, from, to + 1))
-    ids[to + 1] = following
+-- 3. Write. First what needs memory, and the right to set a position, but changes nothing that matters: a number is drawn, the group stays where
+--    it is. So a call that is refused is so before anything has changed. The group moves last: what is pending above its position would be seen
+--    twice, but what is not pending below it never.
+-- Claim `size` ids for `name`; those that it got, unless it got all. What nobody has yet it gets by FORCE, if its body is there.
+local function claim(name, ids, size)
+  local claimed, has = 0, {}
+  in_chunks(size, function(from, to)
+    local one, two = ids[to + 1], ids[to + 2]
+    ids[to + 1], ids[to + 2] = 'JUSTID', 'FORCE'
+    local got = redis.call('XCLAIM', stream, group, name, '0', unpack(ids, from, has_news and to + 2 or to + 1))
+    ids[to + 1], ids[to + 2] = one, two
     claimed = claimed + #got
     if claimed < to then
       for k = 1, #got do has[got[k]] = true end
     end
   end)
-  return claimed < target.size and has
+  return claimed < size and has
 end
 
--- A ticket's ids without those that are over. Redis >= 7 drops an entry whose body is gone from the pending list instead of claiming it: it
--- ends as a dead letter here.
+-- A ticket's ids without those that are over. Redis >= 7 drops an entry whose body is gone from the pending list instead of claiming it, and
+-- nobody gets one that was not given to anybody: it ends as a dead letter here.
 local function left_of(target, ticket, ids, over, has, gone)
   for id in gmatch(ids, '%S+') do
     if over[id] then
@@ -154,12 +183,15 @@ local function left_of(target, ticket, ids, over, has, gone)
 end
 
 local fence = ''
+local read = has_news and entries_read(stream, facts, seen, args[10], args[13] == '1')
+if has_news then move_group(stream, group, position, facts['entries-read']) end
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
+claim('master', left, #left)
 local reply = {'OK', fence}
 for _, target in ipairs(targets) do
   local gone = {}
   if target.state == 'OK' then
-    local has, over = claim(target), target.over
+    local has, over = claim(target.name, target.ids, target.size), target.over
     local record_args, tickets, lines, n, new = {}, {}, {}, 0, target.name .. ' ' .. fence .. ' '
     for g = 1, #target.given do
       local number, own = target.given[g], target.fences[g]
@@ -183,4 +215,5 @@ for _, target in ipairs(targets) do
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end
+if has_news then move_group(stream, group, args[10], read) end
 return reply

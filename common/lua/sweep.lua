@@ -2,7 +2,7 @@
 -- KEYS: 1 stream, 2 leader, 3 dead, then the leases of the known incarnations
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket in bytes,
 --       8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
--- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see fetch), former owner, ...}, {ids whose body was gone}}
+-- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}}
 -- Why Lua: XAUTOCLAIM asks nobody's leave. The owners are read before, and what a living lease or a reserved name (`halted`, `master`)
 --          owns goes back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call: without the cursor, whatever lies behind is never found.
 -- Memory: works when full

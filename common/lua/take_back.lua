@@ -3,7 +3,7 @@
 -- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead, 6 attempts, 7 noted (of the incarnation)
 -- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes (0: any)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
---          {"OK", number of entries of the page, {id, ticket (see fetch), ...}, {ids whose body was gone}}; a page of 0 entries says that its list is empty
+--          {"OK", number of entries of the page, {id, ticket (see peek), ...}, {ids whose body was gone}}; a page of 0 entries says that its list is empty
 -- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together, must be true at one moment;
 --          so must a loss and its entry, or a page that comes twice would count it twice.
 -- Memory: works when full

@@ -47,6 +47,10 @@ class HandOverPlan(NamedTuple):
     highest: bytes
 
 
+#: The plan when nothing can be handed over.
+NOTHING = HandOverPlan([], 0, b"-", b"+")
+
+
 def span(planned: Iterable[list[Part]]) -> tuple[bytes, bytes]:
     """The lowest and the highest id of all parts; worth its cost only when much more is parked than is planned."""
     parts = [part for target in planned for part in target]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from common.stream_id import before, rank
@@ -181,6 +181,23 @@ class RuledHoldings(Holdings):
         if rule is None or rule.action is not Action.SLOW:
             return self._window
         return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
+
+    def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        """(id, ticket) of the entries that arrived last: they certainly were not taken from the stream, and will be seen there again."""
+        for entry_id, name in reversed(entries):
+            ticket = self.tickets.get(name)
+            if ticket is not None and ticket.parked and ticket.parked[-1] == entry_id:
+                ticket.parked.pop()
+                self.parked -= 1
+                if not ticket.parked and not ticket.running:
+                    self._settle(ticket)
+        # Who waits for a rule may wait for long: tickets that are no more are not to pile up there.
+        for ticket in (*self._paused, *(ticket for _, _, ticket in self._slowed), *self._condemned.values()):
+            ticket.queued = bool(ticket.parked)
+        self._paused = deque(ticket for ticket in self._paused if ticket.parked)
+        self._slowed = [slowed for slowed in self._slowed if slowed[2].parked]
+        heapq.heapify(self._slowed)
+        self._condemned = {name: ticket for name, ticket in self._condemned.items() if ticket.parked}
 
     def unload(self) -> None:
         """Too much is parked: what belongs to paused tickets, and to others that a rule holds back beyond what is worth having, leaves memory.

@@ -39,7 +39,7 @@ MOVING = (Standing.OPEN, Standing.ENDING)
 
 
 class Ticket:
-    """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, in id order.
+    """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or only seen yet, in id order.
 
     ``above``: what of it is above this id is under ``master`` too, and only Redis knows it; None: memory has everything. ``waits_for``: the
     message under ``halted``. ``until``: of an ending ticket, the rank of the last id that ends.

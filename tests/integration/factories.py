@@ -18,9 +18,9 @@ from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.streams import HandOver, Record, TicketStream, pairs, parse_inbox, parse_record
 from consumer.owner_steps import Buried, Letter, OwnerSteps
-from master.leader_steps import LeaderSteps
+from master.leader_steps import Found, LeaderSteps
 from master.membership import Membership
-from master.policy.plans import NOBODY, RETURNED, TAIL, HandOverPlan, HandOverReply, Part, TargetPlan
+from master.policy.plans import NOBODY, NOTHING, RETURNED, TAIL, HandOverPlan, HandOverReply, Part, TargetPlan
 
 LEASE_MS = 60_000
 FIELD = "ticket_id"
@@ -155,7 +155,7 @@ class World:
     def parked(self, leader: LeaderSteps, ticket: bytes, *ids: bytes) -> list[bytes]:
         """Entries of ``ticket`` that are pending under ``master``."""
         sent = self.send(ticket, *ids)
-        assert [found.id for found in leader.fetch(len(sent))] == sent
+        assert [found.id for found in fetch(leader, len(sent))] == sent
         return sent
 
     def owned(self, leader: LeaderSteps, owner: Owner, ticket: bytes, *ids: bytes) -> list[bytes]:
@@ -277,6 +277,14 @@ class World:
             if owner != listed and not (owner is None and listed in (MASTER, HALTED)):
                 found.append(f"{entry_id!r}: the index says {owner!r}, the pending list {listed!r}")
         return found
+
+
+def fetch(leader: LeaderSteps, count: int) -> list[Found]:
+    """Up to ``count`` new entries, which come under ``master``: nothing of them is handed over."""
+    news = leader.peek(count)
+    if news.found:
+        leader.hand_over(NOTHING, news)
+    return news.found
 
 
 def plan(owner: Owner | str, parts: Mapping[bytes, Sequence[bytes]], believed: Mapping[bytes, bytes] | None = None) -> HandOverPlan:

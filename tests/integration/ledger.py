@@ -21,6 +21,7 @@ class Ledger:
         self._stage = stage
         self.ticket_of: dict[bytes, bytes | None] = {}
         self.bodiless: set[bytes] = set()
+        self.unread: set[bytes] = set()  # deleted before the group was given them: nobody need say so
         self.strange: set[bytes | None] = set()  # tickets of which somebody took something: their order is not ours to keep
         self.may_die: set[bytes] = set()  # whose handler failed or gave up
         self.starts: Counter[bytes] = Counter()
@@ -106,7 +107,7 @@ class Ledger:
             assert owner_of.get(entry_id) != HALTED or entry_id in dead, f"{entry_id!r} waits for an operator without a letter"
             places = (rank(entry_id) > delivered) + (entry_id in owner_of) + is_buried + (entry_id in self.dropped)
             assert places <= 1, f"{entry_id!r} is in more than one place"
-            if not places and entry_id not in self._stage.history.succeeded:
+            if not places and entry_id not in self._stage.history.succeeded and entry_id not in self.unread:
                 # Redis >= 7 drops an entry without a body when it is claimed; then its owner ends it.
                 assert entry_id in self.bodiless and entry_id in recorded, f"{entry_id!r} of {ticket!r} is lost"
         for entry_id in dead:
@@ -159,7 +160,7 @@ class Ledger:
 
     def is_over(self) -> bool:
         world = self._stage.world
-        return not world.pending_rows() and rank(world.stream.last_delivered()) >= max(map(rank, self.ticket_of), default=0)
+        return not world.pending_rows() and rank(world.stream.last_delivered()) >= max(map(rank, self.ticket_of.keys() - self.unread), default=0)
 
     def check_the_end(self, leader: MasterActor) -> None:
         """Nothing goes wrong any more and there was time enough."""
@@ -167,7 +168,7 @@ class Ledger:
         assert self.is_over(), f"left pending: {state.pending}; the leader's failures: {leader.failures}"
         dead = {entry_id for entry_id, _, _ in state.letters()}
         done = {entry_id for ids in self.committed.values() for entry_id in ids}
-        missing = [entry_id for entry_id in self.ticket_of if entry_id not in dead | done | self.dropped]
+        missing = [entry_id for entry_id in self.ticket_of if entry_id not in dead | done | self.dropped | self.unread]
         assert not missing, f"neither done nor dead: {missing}"
         left = {**state.index, **pairs(self._stage.link.call("HGETALL", self._stage.keys.attempts))}
         assert not left, f"left in index or attempts: {left}"

@@ -7,7 +7,7 @@ import pytest
 from common.errors import OwnershipLost
 from common.scripts import ids_argument, sizes_argument
 from consumer.owner_steps import AckAnswer
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, plan
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
 
 
 def _ack(world: World, owner: Owner, *lines: bytes, record: bytes = b"", length: int = 0) -> list[object]:
@@ -181,7 +181,7 @@ def test_thousands_of_tickets_are_acknowledged_in_one_call(world: World) -> None
     leader, a = world.elect(), world.join("a")
     names = [b"T%d" % n for n in range(9001)]
     ids = world.send_many(names + names[:4500])
-    leader.fetch(20_000)
+    fetch(leader, 20_000)
     parts = {name: [entry_id] for name, entry_id in zip(names, ids, strict=False)}
     for name, entry_id in zip(names[:4500], ids[9001:], strict=True):
         parts[name].append(entry_id)

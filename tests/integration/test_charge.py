@@ -8,7 +8,7 @@ from common.attempts import Attempts, decode
 from common.errors import GroupMissing, OwnershipLost
 from common.streams import pairs
 from master.leader_steps import LeaderSteps
-from tests.integration.factories import Owner, World
+from tests.integration.factories import Owner, World, fetch
 from tests.integration.memory import full_memory
 
 
@@ -76,7 +76,7 @@ def test_ahead_of_a_start_a_lost_group_is_told_apart_from_a_message_that_is_not_
     world.make_group()
     with world.unchanged(), pytest.raises(GroupMissing):
         owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
-    assert [found.id for found in leader.fetch(2)] == [b"1-1", b"1-10"]
+    assert [found.id for found in fetch(leader, 2)] == [b"1-1", b"1-10"]
     for entry_id in (b"1-10", b"2-1"):  # one under master, one that the group was not given again
         with world.unchanged(), pytest.raises(GroupMissing):
             owner.steps.charge_ahead(entry_id, Attempts(3, 3, 2))

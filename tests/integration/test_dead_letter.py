@@ -7,7 +7,7 @@ import pytest
 from common.errors import OwnershipLost
 from common.redis_client import CommandRefused
 from consumer.owner_steps import Buried, Letter
-from tests.integration.factories import NASTY_TICKETS, World
+from tests.integration.factories import NASTY_TICKETS, World, fetch
 
 
 def _letter(ticket: bytes, entry_id: bytes, reason: str = "gave_up", error: str = "ValueError('x')") -> Letter:
@@ -17,7 +17,7 @@ def _letter(ticket: bytes, entry_id: bytes, reason: str = "gave_up", error: str 
 def test_the_message_leaves_with_all_that_is_known_of_it_and_its_fields_as_they_were(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     world.add(b"1-1", "ticket_id", "T", "body", b"\xff\0\n", "body", "again", "", "")
-    leader.fetch(10)
+    fetch(leader, 10)
     world.end_lease(a)
     a = world.join("a")
     second = world.owned(leader, a, b"T")
@@ -156,7 +156,7 @@ def test_a_message_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(
     leader, a = world.elect(), world.join("a")
     fields = ["ticket_id", "T", *[part for n in range(5000) for part in (f"f{n}", "v")]]
     world.add(b"1-1", *fields)
-    leader.fetch(1)
+    fetch(leader, 1)
     world.spoil(b"T", a.name + b" 5 1-1")
     world.make_idle(a.incarnation, 0, b"1-1")
     assert a.steps.dead_letter(_letter(b"T", b"1-1")) is Buried.OK

@@ -19,7 +19,7 @@ from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, Sta
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
 from common.stream_router import Mode
-from tests.integration.factories import World
+from tests.integration.factories import World, fetch
 from tests.integration.routers import add, running, taken
 from tests.topologies import PASSWORD, Cluster, figures, keep_trying, until
 
@@ -118,8 +118,8 @@ def test_a_script_whose_slot_moved_is_sent_again_in_full(cluster: Cluster, link:
     world.send(b"T", b"1-1")
     cluster.move_slot_of(STREAM, cluster.another_than(cluster.owner_of(STREAM)))
     with pytest.raises(NotNow):
-        leader.fetch(10)
-    assert [found.id for found in leader.fetch(10)] == [b"1-1"]
+        fetch(leader, 10)
+    assert [found.id for found in fetch(leader, 10)] == [b"1-1"]
 
 
 def test_who_waits_for_news_hears_that_the_slot_moved(cluster: Cluster, link: Link) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import OwnershipLost
 from master.leader_steps import LeaderSteps
-from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, plan
+from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
 
 
 def _draining(world: World, ticket: bytes = b"T", ids: Sequence[bytes] = (b"1-1", b"2-1")) -> tuple[LeaderSteps, Owner]:
@@ -136,7 +136,7 @@ def test_thousands_are_given_back_in_one_call(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     names = [b"T%d" % n for n in range(4500)]
     ids = world.send_many(names)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     parts = {name: [entry_id] for name, entry_id in zip(names, ids, strict=True)}
     leader.hand_over(plan(a, parts))
     parts[b"many"] = world.owned(leader, a, b"many", *[b"%d-1" % n for n in range(10_001, 15_001)])

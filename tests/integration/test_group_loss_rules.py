@@ -9,6 +9,7 @@ import pytest
 
 from common.stream_id import rank
 from tests.integration.actors import MasterActor, Stage, Trouble
+from tests.integration.factories import fetch
 from tests.integration.group_loss import T, U, destroy_group, end_all, half_done, leader, repeats_until, settle
 
 
@@ -28,7 +29,7 @@ def _at_once(stage: Stage, m: MasterActor) -> MasterActor:
 
 def _after_a_lost_page(stage: Stage, m: MasterActor) -> MasterActor:
     m.turn()  # there is no group
-    m.link.troubles["fetch"] = Trouble.REPLY_LOST
+    m.link.troubles["peek"] = Trouble.REPLY_LOST
     settle(m)
     assert not m.link.troubles
     return m
@@ -83,6 +84,19 @@ def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new
     assert [run.id for run in runs] == [*ids, *ids]
     assert all(rank(one.id) < rank(next_one.id) or one.fence < next_one.fence for one, next_one in pairwise(runs))
     assert not stage.world.state().pending
+
+
+def test_a_message_that_came_after_the_loss_waits_for_the_repeats_of_its_ticket_that_are_seen_with_it(stage: Stage) -> None:
+    m = leader(stage)
+    a, [first] = stage.consumer("a"), stage.send(T)
+    m.settle()
+    a.work()
+    m.turn(*a.reports())
+    destroy_group(stage)
+    [second] = stage.send(T)
+    settle(m)
+    stage.finish(m, [a])
+    assert stage.history.ids(T) == [first, first, second]
 
 
 def test_a_stray_that_comes_after_the_repeats_is_run_whatever_is_above_it(stage: Stage) -> None:
@@ -186,7 +200,7 @@ def test_a_ticket_that_was_given_back_is_parked_once(stage: Stage, read_before: 
     destroy_group(stage)
     stage.world.make_group()
     if read_before:
-        stage.world.elect().fetch(read_before)
+        fetch(stage.world.elect(), read_before)
         stage.end_lead()
     b = stage.consumer("b")
     new = leader(stage, "m2", window=2)

@@ -9,7 +9,7 @@ import pytest
 from common.errors import Fenced
 from common.streams import HandOver
 from master.leader_steps import LeaderSteps
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, plan, plans, states
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, plan, plans, states
 
 
 def test_entries_record_and_inbox_change_together_under_a_new_fence(world: World) -> None:
@@ -378,7 +378,7 @@ def test_thousands_of_tickets_are_handed_over_in_one_call(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     names = [b"T%d" % n for n in range(9001)]
     ids = world.send_many(names)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     parts = {name: [entry_id] for name, entry_id in zip(names, ids, strict=True)}
     to_a = {name: parts[name] for name in names[:4500]}
     to_b = {name: parts[name] for name in names[4500:]}
@@ -391,7 +391,7 @@ def test_thousands_of_tickets_are_handed_over_in_one_call(world: World) -> None:
 def test_thousands_of_entries_of_one_ticket_are_handed_over_in_one_call_though_some_bodies_are_gone(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send_many([b"T"] * 9001)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     lost = [ids[0], ids[3999], ids[4000], ids[8500], ids[9000]]
     world.delete(*lost)
     reply = leader.hand_over(plan(a, {b"T": ids}))
@@ -404,7 +404,7 @@ def test_a_few_entries_are_found_among_many_that_are_parked(world: World) -> Non
     """The look at what is parked has a limit; beyond it every id is asked for."""
     leader, a = world.elect(), world.join("a")
     ids = world.send_many([b"T%d" % n for n in range(500)])
-    leader.fetch(1000)
+    fetch(leader, 1000)
     assert states(leader.hand_over(plan(a, {b"T499": [ids[499]], b"T0": [ids[0]]}))) == ["OK"]
     assert world.pending()[a.name] == [ids[0], ids[499]]
 

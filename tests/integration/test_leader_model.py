@@ -1,6 +1,6 @@
 """The model that the board is tested against tells the truth: the same long walks, with every step done by the real scripts too.
 
-``tests/leader_model.py`` says what hand_over.lua, ack.lua, give_back.lua, take_back.lua, free_tickets.lua and read_parked.lua do. Here their
+``tests/redis_model.py`` says what peek.lua, hand_over.lua, ack.lua, give_back.lua, take_back.lua, free_tickets.lua and read_parked.lua do. Here their
 answers, the pending list and the index are compared after every call.
 """
 
@@ -14,16 +14,16 @@ from common.keys import Keys
 from common.redis_client import Link
 from common.registration import Registration, name_of
 from common.scripts import ScriptRunner
-from common.streams import TicketStream, parse_record
+from common.streams import TicketStream, pairs, parse_record
 from consumer.owner_steps import Buried, Letter, OwnerSteps
 from master.actions import By
 from master.dead_letters import DeadLetters
-from master.leader_steps import Found, Freed, LeaderSteps, ParkedPage, RulesMoved, TakenPage
+from master.leader_steps import NO_NEWS, Found, Freed, GroupMoved, LeaderSteps, News, ParkedPage, RulesMoved, TakenPage
 from master.live_rules import LiveRules
 from master.policy.plans import HandOverPlan, HandOverReply
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Target, rule_id
-from tests.leader_model import MASTER, RedisModel
+from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
 from tests.unit.test_ruled_model import RuledRedis, RuledWalk
 
@@ -47,13 +47,19 @@ class Mirror(RedisModel):
         self._deleted: set[bytes] = set()
         self._inside = False
         self.calls = 0
+        self.taken: set[str] = set()  # who had news then
 
     # ---- what the walk changes without a script ------------------------------------------------------------------------------
 
-    def read_new(self, entry_id: bytes, ticket: bytes, reader: str = MASTER) -> None:
+    def add(self, entry_id: bytes, ticket: bytes) -> None:
         self._link.call("XADD", self._keys.stream, entry_id, "ticket_id", ticket)
-        self._link.call("XREADGROUP", "GROUP", self._keys.group, reader, "STREAMS", self._keys.stream, ">")
-        super().read_new(entry_id, ticket, reader)
+        super().add(entry_id, ticket)
+
+    def read_by(self, stranger: str) -> None:
+        self._bring_up_to_date()
+        self._link.call("XREADGROUP", "GROUP", self._keys.group, stranger, "STREAMS", self._keys.stream, ">")
+        super().read_by(stranger)
+        self._compare()
 
     def finish(self, entry_id: bytes) -> None:
         if not self._inside:
@@ -84,6 +90,8 @@ class Mirror(RedisModel):
         self.calls += 1
         rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, "-", "+", 100_000)
         assert {row[0]: row[1].decode() for row in rows} == self.pending
+        [group] = [pairs(one) for one in self._link.call("XINFO", "GROUPS", self._keys.stream)]
+        assert group[b"last-delivered-id"] == self.delivered
         flat = self._link.call("HGETALL", self._keys.tickets)
         stored = {flat[at]: parse_record(flat[at + 1]) for at in range(0, len(flat), 2)}
         assert {ticket: (record.owner.decode(), record.fence, record.ids) for ticket, record in stored.items()} == {
@@ -172,14 +180,30 @@ class Mirror(RedisModel):
         self._compare()
         return mine
 
-    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+    def peek(self, count: int) -> News:
         self._bring_up_to_date()
-        real = self._steps.hand_over(plan)
+        real = self._steps.peek(count)
+        assert real == super().peek(count)
+        self._compare()
+        return real
+
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+        self._bring_up_to_date()
+        try:
+            real = self._steps.hand_over(plan, news)
+        except GroupMoved:
+            with pytest.raises(GroupMoved):
+                super().hand_over(plan, news)
+            self._compare()
+            self.taken.add("moved")
+            raise
         if real.fence:
             self.fence = real.fence - 1
-        mine = super().hand_over(plan)
+        mine = super().hand_over(plan, news)
         assert real == mine
         self._compare()
+        owners = {self.pending.get(entry.id, "nobody") for entry in news.found}
+        self.taken |= {owner if owner in (MASTER, "nobody") else "an owner" for owner in owners}
         return real
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
@@ -234,10 +258,10 @@ class RuledMirror(Mirror, RuledRedis):
         """The leader knows the rules of now, or others."""
         self._steps.rules_version = self._live.read().version if self.known == self.version else b"0"
 
-    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
         self._know()
         try:
-            return super().hand_over(plan)
+            return super().hand_over(plan, news)
         except RulesMoved:
             self._inside = False
             assert self.known != self.version
@@ -265,9 +289,10 @@ def test_the_scripts_do_what_the_model_says_while_rules_change(link: Link, seed:
     assert mirror.letters
 
 
-@pytest.mark.parametrize("seed", range(100, 106))
+@pytest.mark.parametrize("seed", range(100, 112))
 def test_the_scripts_do_what_the_model_says(link: Link, seed: int) -> None:
     mirror = Mirror(link)
     Walk(seed, mirror).go(250)
     assert mirror.calls > 50
+    assert len(mirror.taken) >= 3
     assert {name_of(handed.target) for handed in mirror.handed_over}

@@ -10,7 +10,7 @@ import pytest
 
 from master.web.pages.text import ticket_url, visible
 from tests.browser.test_hostile_texts import CORPUS
-from tests.integration.factories import World
+from tests.integration.factories import World, fetch
 from tests.integration.test_page import Site, site  # noqa: F401
 
 _ALIEN_TAGS = {"img", "script", "iframe", "style", "object", "base", "meta", "link"}
@@ -56,7 +56,7 @@ def hostile(world: World, site: Site) -> Iterator[Site]:  # noqa: F811
     for at, text in enumerate(CORPUS):
         ticket = text.encode()
         world.add(b"%d-1" % (1000 + 10 * at), "ticket_id", ticket, ticket, ticket)
-        leader.fetch(1)
+        fetch(leader, 1)
         world.owned(leader, a, b"d" + ticket, b"%d-1" % (1005 + 10 * at))
         world.give_up(a, b"d" + ticket, "skip", error=text)
     site.pulse.run_once()

@@ -32,7 +32,7 @@ NAMES = ["a", "b", "c"]
 MASTERS = ["m1", "m2"]
 UNUSABLE = [("text", "no ticket"), (FIELD, ""), (FIELD, b"\xff\xfe")]
 #: Steps of a leader whose replies may be lost.
-LEADER_STEPS = ["fetch", "hand_over", "hand_over", "take_back", "free_tickets", "read_parked", "sweep", "reject", "rejoin", "HMGET"]
+LEADER_STEPS = ["peek", "hand_over", "hand_over", "take_back", "free_tickets", "read_parked", "sweep", "reject", "rejoin", "HMGET"]
 _SOME = st.integers(0, 30)  # chooses among what is there
 _TICKETS = st.lists(st.sampled_from(TICKETS), max_size=5)
 #: Usually something goes on when something goes wrong.
@@ -51,12 +51,18 @@ _MEANWHILE = [
     "late_commands_arrive",
     "report",
     "work",
+    "stranger_reads",
+    "delete_unread",
+    "send_one",
 ]
 #: (before which call of the turn, what, some).
 _MOVES = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(_MEANWHILE), _SOME), max_size=3)
 _LIFE = ["register", "register", "register_again", "renew", "lease_ends", "crash", "crash_and_lease_ends", "lease_of_the_dead_ends", "revoke"]
 _LEAD = ["elect", "end_lead", "master_crashes", "leader_crashes", "late_commands_arrive", "several_turns"]
-_BEHIND = ["sweep", "reap", "long_silence", "stranger_takes_parked", "delete_body", "flush_scripts", "full_memory", "send_unusable"]
+_BEHIND = [
+    *("sweep", "reap", "long_silence", "stranger_takes_parked", "stranger_reads", "delete_body", "delete_unread"),
+    *("flush_scripts", "full_memory", "send_unusable"),
+]
 
 Moves = list[tuple[int, str, int]]
 
@@ -415,6 +421,27 @@ class ProtocolMachine(RuleBasedStateMachine):
             entry_id = pending[some % len(pending)]
             self.stage.link.call("XDEL", self.stage.keys.stream, entry_id)
             self.ledger.bodiless.add(entry_id)
+
+    def delete_unread(self, some: int) -> None:
+        """What the group was not given yet, though a master may have seen it."""
+        delivered = self.stage.world.stream.last_delivered()
+        unread = [entry[0] for entry in self.stage.link.call("XRANGE", self.stage.keys.stream, b"(" + delivered, "+")]
+        if unread:
+            entry_id = unread[some % len(unread)]
+            self.stage.link.call("XDEL", self.stage.keys.stream, entry_id)
+            self.ledger.bodiless.add(entry_id)
+            self.ledger.unread.add(entry_id)
+
+    def stranger_reads(self, some: int) -> None:
+        """Somebody else is in the group, and is given what a master may have seen."""
+        link, keys = self.stage.link, self.stage.keys
+        reply = link.call("XREADGROUP", "GROUP", keys.group, STRANGER, "COUNT", 1 + some % 2, "STREAMS", keys.stream, ">")
+        for entry_id, _ in reply[0][1] if reply else ():
+            self.stage.world.make_idle(STRANGER, 10 * LEASE_MS, entry_id)
+            self.ledger.strange.add(self.ledger.ticket_of.get(entry_id))
+
+    def send_one(self, some: int) -> None:
+        self._send([TICKETS[some % len(TICKETS)]])
 
     def long_silence(self, some: int) -> None:
         """Nobody has touched anything for a while. What has no body stays as it is: from 7.0 on our own XCLAIM would be its end."""

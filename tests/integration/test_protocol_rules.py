@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from common.clock import now_s
-from common.errors import ReplyUnknown
+from common.errors import NotNow, ReplyUnknown
 from common.message import LONGEST_TICKET
 from master.dispatcher import Dispatcher
-from master.leader_steps import Found, LeaderSteps
+from master.leader_steps import Found, LeaderSteps, News
 from master.mailbox import Report
 from master.policy.affinity import Affinity
 from master.policy.plans import HandOverPlan
@@ -21,7 +21,7 @@ from tests.chaos.mutants.catalogue import BY_IDLE_TIME, NO_EPOCH, READS_FIRST, R
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import MasterActor, Stage, Trouble
-from tests.integration.factories import FIELD, LEASE_MS
+from tests.integration.factories import FIELD, LEASE_MS, fetch
 from tests.proxy import Proxy
 
 #: A ticket that belongs to ``b`` when ``a`` and ``b`` are there, so that it stays with ``a`` only for a reason.
@@ -33,15 +33,37 @@ T = next(ticket for ticket in (b"T%d" % n for n in range(100)) if Affinity(["a",
 _SAME_EPOCH = mutant("a leader in doubt drops its memory and keeps its epoch", Replace("master.elector:Lead.doubt", lambda lead, epoch: None))
 
 
+def _late_hand_over(stage: Stage) -> tuple[MasterActor, bytes]:
+    """A leader whose hand-over of the first message is on its way, to a consumer whose lease has ended meanwhile: it would come under ``master``."""
+    m, a = stage.leader(), stage.consumer("a")
+    m.look()
+    [first] = stage.send(T)
+    m.link.troubles["hand_over"] = Trouble.LATE
+    m.turn()
+    assert m.link.late
+    stage.end_lease(a)
+    return m, first
+
+
 @rule(NO_EPOCH, _SAME_EPOCH)
 def test_a_late_command_of_a_leaders_own_earlier_epoch_changes_nothing(stage: Stage) -> None:
-    m, a = stage.leader(), stage.consumer("a")
-    m.link.troubles["fetch"] = Trouble.LATE
+    m, first = _late_hand_over(stage)
     m.settle()
-    [first] = stage.send(T)
     m.link.arrive(stage.link)
-    [second] = stage.send(T)
-    stage.finish(m, [a])
+    b, [second] = stage.consumer("b"), stage.send(T)
+    stage.finish(m, [b])
+    stage.check_done(T, [first, second])
+
+
+@rule(NO_EPOCH)
+def test_a_deposed_master_whose_hand_over_comes_late_takes_nothing(stage: Stage) -> None:
+    old, first = _late_hand_over(stage)
+    stage.end_lead()
+    new = stage.leader("m2")
+    new.settle()
+    old.link.arrive(stage.link)
+    b, [second] = stage.consumer("b"), stage.send(T)
+    stage.finish(new, [b])
     stage.check_done(T, [first, second])
 
 
@@ -68,7 +90,7 @@ def test_a_new_leader_takes_in_what_the_last_one_had_read_before_it_reads_itself
     a, old = stage.consumer("a"), stage.leader("m1")
     [first] = stage.send(T)
     assert old.dispatcher._steps is not None
-    assert [found.id for found in old.dispatcher._steps.fetch(10)] == [first]
+    assert [found.id for found in fetch(old.dispatcher._steps, 10)] == [first]
     stage.end_lead()
     [second] = stage.send(T)
     stage.finish(stage.leader("m2"), [a])
@@ -99,7 +121,7 @@ def test_a_master_that_leads_again_has_forgotten_what_it_knew(stage: Stage) -> N
     two = stage.leader("m2")
     [first] = stage.send(T)
     assert two.dispatcher._steps is not None
-    two.dispatcher._steps.fetch(10)
+    fetch(two.dispatcher._steps, 10)
     stage.end_lead()
     [second] = stage.send(T)
     one.turn()  # fenced
@@ -124,7 +146,7 @@ class LostReply:
         self._awaits = step == self._step and not self.lost
 
     def _on_reply(self, chunk: bytes) -> bytes | None:
-        if not self._awaits:
+        if not self._awaits or chunk.startswith(b"-NOSCRIPT"):  # to which the step is sent again in full
             return chunk
         self.lost += 1
         self._awaits = False
@@ -134,19 +156,24 @@ class LostReply:
 _NO_DOUBT = mutant(
     "a lost reply is taken for a refusal",
     CodeEdit("master.dispatcher:Dispatcher.run_once", "self._in_doubt(epoch, str(unknown))", "pass"),
-    CodeEdit("master.dispatcher:Dispatcher._hand_over", "except NotNow:", "except (NotNow, ReplyUnknown):"),
+    CodeEdit("master.dispatcher:Dispatcher._carry_out", "(NotNow, RulesMoved, GroupMoved)", "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)"),
+    CodeEdit("master.dispatcher:Dispatcher._read_new", "(NotNow, RulesMoved, GroupMoved)", "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)"),
 )
 
 
 @rule(RETRIES, _NO_DOUBT)
-def test_entries_of_a_read_whose_reply_was_lost_are_handed_over_first(stage: Stage) -> None:
+def test_entries_that_were_taken_by_a_call_whose_reply_was_lost_are_handed_over_first(stage: Stage) -> None:
+    """They are under ``master``: the lease of the consumer that was to get them has ended."""
     with Proxy(stage.url) as proxy:
         a, m = stage.consumer("a"), stage.leader(dispatch_url=proxy.url)
+        m.look()
         [first] = stage.send(T)
-        lost = LostReply(m.link, proxy, "fetch")
+        stage.end_lease(a)
+        lost = LostReply(m.link, proxy, "hand_over")
         m.turn()
-        [second] = stage.send(T)
-        stage.finish(m, [a])
+        assert stage.world.pending() == {b"master": [first]}
+        b, [second] = stage.consumer("b"), stage.send(T)
+        stage.finish(m, [b])
         assert lost.lost == 1
         stage.check_done(T, [first, second])
 
@@ -183,20 +210,17 @@ def test_a_hand_over_whose_reply_was_lost_has_happened(stage: Stage) -> None:
 # ---- 3: reading ----------------------------------------------------------------------------------------------------------------
 
 
-def _plain_fetch(steps: LeaderSteps, count: int) -> list[Found]:
+def _plain_read(steps: LeaderSteps, count: int) -> News:
     keys = steps._keys
     command = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "STREAMS", keys.stream, ">")
     reply = steps._scripts._link.call(*command)
-    return [Found(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())]
+    return News(b"", [Found(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())], not reply)
 
 
-@rule(
-    mutant("the read does not look at the epoch", LuaEdit("fetch", "if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end", "")),
-    mutant("the leader reads with an XREADGROUP of its own", Replace("master.leader_steps:LeaderSteps.fetch", _plain_fetch)),
-)
+@rule(mutant("the leader reads with an XREADGROUP of its own", Replace("master.leader_steps:LeaderSteps.peek", _plain_read)))
 def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) -> None:
     old, a = stage.leader("m1"), stage.consumer("a")
-    old.link.troubles = {"fetch": Trouble.LATE, "XREADGROUP": Trouble.LATE}
+    old.link.troubles = {"peek": Trouble.LATE, "XREADGROUP": Trouble.LATE}
     old.look()
     old.turn()
     stage.end_lead()
@@ -208,6 +232,49 @@ def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) 
     stage.check_done(T, [first, second])
 
 
+@rule(
+    mutant(
+        "what was seen is taken although the group has moved on",
+        LuaEdit("hand_over", "if has_news and facts['last-delivered-id'] ~= position then return {'MOVED', facts['last-delivered-id']} end", ""),
+    )
+)
+def test_what_somebody_else_has_read_and_done_since_it_was_seen_is_not_handed_over(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    [first] = stage.send(T)
+
+    def others_read(step: str) -> None:
+        if step == "hand_over":
+            m.link.before = lambda step: None
+            stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
+            stage.link.call("XACK", stage.keys.stream, stage.keys.group, first)
+
+    m.link.before = others_read
+    m.settle()
+    [second] = stage.send(T)
+    stage.finish(m, [a])
+    assert stage.history.ids(T) == [second]
+
+
+@rule(mutant("what could not be taken is kept in memory", Replace("master.policy.dispatch:Board.forget", lambda board, entries: None)))
+def test_what_was_refused_to_be_taken_is_seen_again_once(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    [first] = stage.send(T)
+
+    def full(step: str) -> None:
+        if step == "hand_over":
+            m.link.before = lambda step: None
+            raise NotNow("OOM", "no memory")
+
+    m.link.before = full
+    m.turn()
+    assert m.board.parked == 0
+    [second] = stage.send(T)
+    stage.finish(m, [a])
+    stage.check_done(T, [first, second])
+    assert stage.history.ids(T) == [first, second]
+
+
 # ---- 4: what is planned is in memory -----------------------------------------------------------------------------------------
 
 
@@ -216,7 +283,7 @@ def _with_two_parked(stage: Stage) -> tuple[MasterActor, list[bytes]]:
     ids = [*stage.send(T), *stage.send(T)]
     assert m.dispatcher._steps is not None
     m.dispatcher._rung = True
-    m.dispatcher.board.take_in((found.id, found.ticket or b"") for found in m.dispatcher._steps.fetch(2))
+    m.dispatcher.board.take_in((found.id, found.ticket or b"") for found in fetch(m.dispatcher._steps, 2))
     stage.consumer("a")
     m.look()
     m.dispatcher._read_mailbox()
@@ -415,7 +482,7 @@ def test_the_sweep_leaves_halted_what_waits_for_an_operator(stage: Stage) -> Non
     m = stage.leader()
     stage.send(T)
     assert m.dispatcher._steps is not None
-    [found] = m.dispatcher._steps.fetch(1)
+    [found] = fetch(m.dispatcher._steps, 1)
     stage.world.spoil(T, b"halted 5 " + found.id)
     stage.world.make_idle("halted", 10 * LEASE_MS, found.id)
     m.sweep()

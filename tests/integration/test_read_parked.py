@@ -9,7 +9,7 @@ import pytest
 from common.errors import Fenced
 from common.message import LONGEST_TICKET
 from master.leader_steps import Found, LeaderSteps
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 
 
 def _all(leader: LeaderSteps, count: int) -> list[bytes]:
@@ -88,7 +88,7 @@ def test_tickets_that_nobody_can_use_come_as_they_came_from_fetch(world: World) 
     world.add(b"1-1", "other", "x")
     world.send(b"", b"2-1")
     world.send(b"x" * 100_000, b"3-1")
-    fetched = leader.fetch(10)
+    fetched = fetch(leader, 10)
     page = leader.read_parked(None, 10)
     assert page.found == fetched
     assert [found.ticket for found in page.found] == [None, b"", b"x" * (LONGEST_TICKET + 1)]
@@ -97,14 +97,14 @@ def test_tickets_that_nobody_can_use_come_as_they_came_from_fetch(world: World) 
 def test_thousands_come_in_one_page(world: World) -> None:
     leader = world.elect()
     ids = world.send_many([b"T%d" % n for n in range(9000)])
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     assert _all(leader, 9000) == ids
 
 
 def test_thousands_of_lost_bodies_become_dead_letters_in_one_call(world: World) -> None:
     leader = world.elect()
     ids = world.send_many([b"T"] * 4500)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     world.delete(*ids)
     assert leader.read_parked(None, 5000).gone == ids
     assert world.pending() == {}

@@ -14,7 +14,7 @@ from consumer.owner_steps import Buried, Letter
 from master.dead_letters import DeadLetters, Outcome
 from master.leader_steps import LeaderSteps
 from master.policy.letters import LetterFilter, Preview
-from tests.integration.factories import NASTY_TICKETS, Owner, World, plan, states
+from tests.integration.factories import NASTY_TICKETS, Owner, World, fetch, plan, states
 
 T = b"T"
 
@@ -164,7 +164,7 @@ def test_a_message_that_was_skipped_comes_to_the_end_with_its_uid(world: World, 
     world.add(b"1-1", "ticket_id", "T", "body", b"\xff\0", "usher-fields", "theirs")
     world.add(b"2-1", "ticket_id", "T", "uid", "order 7", "uid", "again")
     world.add(b"3-1", "ticket_id", "T", "uid", "", "body", "x")
-    leader.fetch(10)
+    fetch(leader, 10)
     leader.hand_over(plan(a, {T: [b"1-1", b"2-1", b"3-1"]}))
     for entry_id in (b"1-1", b"2-1", b"3-1"):
         assert world.give_up(a, T, "skip", entry_id) is Buried.OK
@@ -181,7 +181,7 @@ def test_a_message_that_was_skipped_comes_to_the_end_with_its_uid(world: World, 
 def test_what_was_rejected_comes_to_the_end_too(world: World, letters: DeadLetters) -> None:
     leader = world.elect()
     world.add(b"1-1", "text", "no ticket")
-    leader.fetch(1)
+    fetch(leader, 1)
     leader.reject([(b"1-1", b"", "no_ticket_id")])  # type: ignore[list-item]
     [outcome] = letters.redrive(world.letter_ids())
     assert pairs(world.link.call("XRANGE", world.keys.stream, "(1-1", "+")[0][1]) == {b"text": b"no ticket", b"uid": b"1-1"}
@@ -192,7 +192,7 @@ def test_what_was_cut_is_added_whole_from_the_stream_or_not_at_all(world: World,
     leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, "ticket_id", 5000)
     for entry_id in (b"1-1", b"2-1"):
         world.add(entry_id, "ticket_id", "T", "body", b"x" * 6000)
-    leader.fetch(2)
+    fetch(leader, 2)
     leader.reject([(entry_id, b"T", "too_large") for entry_id in (b"1-1", b"2-1")])  # type: ignore[misc]
     world.delete(b"2-1")
     assert [outcome.word for outcome in letters.redrive(world.letter_ids())] == ["added", "cut"]
@@ -308,7 +308,7 @@ def test_letters_are_read_by_pages_and_filtered(world: World, letters: DeadLette
     leader, a = world.elect(), world.join("a")
     tickets = [b"T%d" % (n % 7) for n in range(700)]
     ids = world.send_many(tickets)
-    leader.fetch(1000)
+    fetch(leader, 1000)
     for name in sorted(set(tickets)):
         mine = [entry_id for entry_id, ticket in zip(ids, tickets, strict=True) if ticket == name]
         leader.hand_over(plan(a, {name: mine}))
@@ -397,7 +397,7 @@ def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(wor
 def test_a_gathered_message_that_is_redriven_keeps_its_header_by_which_sinks_know_it(world: World, letters: DeadLetters) -> None:
     leader, a = world.elect(), world.join("a")
     entry_id = world.add(b"1-1", "usher_from", "7-1 2 s", "usher_ticket", "s/T", "ticket_id", "T")
-    leader.fetch(10)
+    fetch(leader, 10)
     leader.hand_over(plan(a, {b"s/T": [entry_id]}))
     assert a.steps.dead_letter(Letter(b"s/T", entry_id, "gave_up", "", 1, 1, 2)) is Buried.OK
     [(letter_id, _)] = world.link.call("XRANGE", world.keys.dead, "-", "+")

@@ -11,13 +11,13 @@ from common.message import LONGEST_TICKET
 from common.redis_client import CommandRefused
 from master.intake import sort_out
 from master.leader_steps import Found, LeaderSteps, Rejected
-from tests.integration.factories import FIELD, World
+from tests.integration.factories import FIELD, World, fetch
 
 
 def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_fields(world: World) -> None:
     leader = world.elect()
     world.add(b"1-1", "a", "1", "usher-id", "theirs", "a", b"\xff\x00")
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.reject([Rejected(b"1-1", b"shown", "no_ticket_id")]) == 1
     assert world.pending() == {}
     [(_, fields)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
@@ -79,7 +79,7 @@ def test_an_entry_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(w
     leader = world.elect()
     fields = [part for n in range(20_000) for part in (b"f%d" % n, b"v")]
     world.add(b"1-1", *fields)
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.reject([Rejected(b"1-1", b"", "no_ticket_id")]) == 1
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     assert letter[24:30] == [b"usher-fields-cut", b"17000", b"usher-bytes", b"%d" % sum(map(len, fields)), b"usher-fields", b"3000"]
@@ -92,7 +92,7 @@ def test_what_is_too_large_is_kept_cut_and_says_how_much_is_missing(world: World
     world.add(b"2-1", FIELD, "T", "body", b"y" * 20_000_000, "note", "kept")
     world.add(b"3-1", FIELD, "T", *[part for n in range(3000) for part in (f"f{n}", "v")])
     world.add(b"4-1", "other", b"z" * 10_001)
-    found = leader.fetch(10)
+    found = fetch(leader, 10)
     assert found == [Found(b"1-1", b"T"), Found(b"2-1", b"T", 20_000_022), Found(b"3-1", b"T", 16_900), Found(b"4-1", b"", 10_006)]
     assert leader.read_parked(None, 10).found == found
     _, rejected = sort_out(found)
@@ -123,7 +123,7 @@ def test_what_is_too_large_is_found_wherever_an_entry_comes_from(world: World) -
 def test_thousands_are_rejected_in_one_call(world: World) -> None:
     leader = world.elect()
     ids = world.send_many([b""] * 5000)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id") for entry_id in ids]) == 5000
     assert world.pending() == {}
     assert [letter[b"usher-id"] for letter in world.dead()] == ids
@@ -137,7 +137,7 @@ def test_all_kinds_of_unusable_tickets_end_as_letters_with_their_reason_and_othe
     world.send(b"x" * 1_000_000, b"4-1")
     world.send(b"\xff\xfe", b"5-1")
     world.send(b"x" * LONGEST_TICKET, b"6-1")
-    usable, rejected = sort_out(leader.fetch(10))
+    usable, rejected = sort_out(fetch(leader, 10))
     assert leader.reject(rejected) == 5
     assert [(entry_id, reason) for entry_id, _, reason in world.state().letters()] == [
         (b"1-1", b"no_ticket_id"),

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import Fenced
 from master.leader_steps import LeaderSteps
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, plan
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, plan
 from tests.integration.memory import full_memory
 
 
@@ -24,7 +24,7 @@ def test_entries_go_back_to_the_owner_that_has_them_in_processing(world: World) 
     mine, yours = world.owned(leader, a, b"T", b"1-1", b"3-1"), world.owned(leader, b, b"U", b"4-1")
     before = world.state()
     lose_the_group(world)
-    assert [found.id for found in leader.fetch(10)] == [*mine, *yours]
+    assert [found.id for found in fetch(leader, 10)] == [*mine, *yours]
     assert leader.rejoin([*((b"T", entry_id) for entry_id in mine), (b"U", yours[0])]).over == []
     assert world.state() == before, "as if nothing had happened"
 
@@ -35,7 +35,7 @@ def test_index_inbox_and_fence_stay_as_they_were(world: World) -> None:
     [entry_id] = world.owned(leader, owner, b"T")
     record, inbox = world.record(b"T"), world.inbox(owner)
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     leader.rejoin([(b"T", entry_id)])
     assert (world.record(b"T"), world.inbox(owner)) == (record, inbox)
 
@@ -45,7 +45,7 @@ def test_the_owner_can_acknowledge_as_if_nothing_had_happened(world: World) -> N
     owner = world.join("a")
     ids = world.owned(leader, owner, b"T", *TRICKY_IDS)
     lose_the_group(world)
-    leader.fetch(100)
+    fetch(leader, 100)
     assert leader.rejoin((b"T", entry_id) for entry_id in ids).over == []
     answer = owner.steps.ack({b"T": ids}, b"", 0)
     assert (answer.done, answer.stale) == ({b"T": ids}, [])
@@ -60,7 +60,7 @@ def test_what_its_owner_acknowledged_meanwhile_was_done(world: World) -> None:
     first, second = world.owned(leader, owner, b"T", b"1-1", b"2-1")
     lose_the_group(world)
     owner.steps.ack({b"T": [first]}, b"", 0)
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.rejoin([(b"T", first), (b"T", second)]) == ([], [first])
     assert world.pending() == {owner.name: [second]}
 
@@ -73,10 +73,10 @@ def test_what_is_below_all_that_the_owner_has_was_done_also_when_it_has_nothing_
     owner.steps.ack({b"T": ids[:3]}, b"", 0)
     world.spoil(b"T", world.head(b"T") + b" 11-1 9-10 10-1")
     lose_the_group(world)
-    leader.fetch(3)
+    fetch(leader, 3)
     assert leader.rejoin((b"T", entry_id) for entry_id in ids[:3]) == ([], ids[:3])
     assert world.pending() == {}
-    leader.fetch(3)
+    fetch(leader, 3)
     assert leader.rejoin((b"T", entry_id) for entry_id in ids[3:]) == ([], [])
     assert world.pending() == {owner.name: ids[3:]}
 
@@ -97,7 +97,7 @@ def test_a_record_that_is_older_than_the_stream_makes_nothing_done(world: World,
     world.spoil(b"T", b"%s 5 %s" % (owner.name, has))
     sent = world.send(b"T", b"10-1", b"20-1", b"30-1")
     first = sent[:1]
-    assert [found.id for found in leader.fetch(1)] == first
+    assert [found.id for found in fetch(leader, 1)] == first
     assert leader.rejoin([(b"T", first[0])]) == (([], first) if made_done else (first, []))
     assert world.pending() == ({} if made_done else {b"master": first})
     world.apart_because = "the record is of another stream"
@@ -108,7 +108,7 @@ def test_of_a_ticket_that_is_halted_what_is_below_was_done_too(world: World) -> 
     first, second = world.parked(leader, b"T", b"1-1", b"2-1")
     world.spoil(b"T", b"halted 5 2-1")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.rejoin([(b"T", first), (b"T", second)]) == ([], [first])
     assert world.pending() == {b"halted": [second]}
 
@@ -119,7 +119,7 @@ def test_a_ticket_that_nobody_has_any_more_is_over(world: World) -> None:
     [entry_id] = world.owned(leader, owner, b"T")
     lose_the_group(world)
     owner.steps.ack({b"T": [entry_id]}, b"", 0)
-    leader.fetch(10)
+    fetch(leader, 10)
     with world.unchanged():
         assert leader.rejoin([(b"T", entry_id)]).over == [entry_id]
 
@@ -130,7 +130,7 @@ def test_a_later_entry_of_the_ticket_that_the_owner_has_not_is_over(world: World
     [first] = world.owned(leader, owner, b"T", b"1-1")
     [later] = world.send(b"T", b"2-1")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.rejoin([(b"T", first), (b"T", later)]).over == [later]
 
 
@@ -140,7 +140,7 @@ def test_an_id_that_is_the_beginning_or_the_end_of_one_in_processing_is_another_
     ids = world.owned(leader, owner, b"T", b"11-10")
     others = world.send(b"T", b"11-11", b"111-1")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.rejoin((b"T", entry_id) for entry_id in (b"11-1", b"1-10", *others)) == (others, [b"11-1", b"1-10"])
     assert leader.rejoin([(b"T", ids[0])]).over == []
 
@@ -153,7 +153,7 @@ def test_a_returned_ticket_belongs_to_nobody_its_entries_stay_under_master(world
     owner.steps.drain(60_000)
     assert owner.steps.give_back({b"T": ids}) == []
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     with world.unchanged():
         assert leader.rejoin((b"T", entry_id) for entry_id in ids).over == ids
 
@@ -163,7 +163,7 @@ def test_a_deposed_leader_gives_nobody_anything(world: World, depose: Callable[[
     owner = world.join("a")
     [entry_id] = world.owned(leader, owner, b"T")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     depose(leader)
     with world.unchanged(), pytest.raises(Fenced):
         leader.rejoin([(b"T", entry_id)])
@@ -175,7 +175,7 @@ def test_the_same_call_twice_is_fine(world: World) -> None:
     owner = world.join("a")
     [entry_id] = world.owned(leader, owner, b"T")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     leader.rejoin([(b"T", entry_id)])
     with world.unchanged():
         assert leader.rejoin([(b"T", entry_id)]).over == []
@@ -185,7 +185,7 @@ def test_entries_are_not_counted_as_delivered_once_more(world: World) -> None:
     leader = world.elect()
     [entry_id] = world.owned(leader, world.join("a"), b"T")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     before = world.deliveries()
     leader.rejoin([(b"T", entry_id)])
     assert world.deliveries() == before
@@ -197,7 +197,7 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     owner = world.join("a")
     [entry_id] = world.owned(leader, owner, ticket)
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.rejoin([(ticket, entry_id)]).over == []
     assert world.pending() == {owner.name: [entry_id]}
 
@@ -207,10 +207,10 @@ def test_thousands_go_back_in_one_call(world: World) -> None:
     owner = world.join("a")
     tickets = [b"T%d" % n for n in range(2000)]
     ids = world.send_many(tickets)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     leader.hand_over(plan(owner, {ticket: [entry_id] for ticket, entry_id in zip(tickets, ids, strict=True)}))
     lose_the_group(world)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     assert leader.rejoin(zip(tickets, ids, strict=True)).over == []
     assert world.pending() == {owner.name: ids}
 
@@ -220,7 +220,7 @@ def test_a_record_that_cannot_be_read_gives_nobody_anything(world: World) -> Non
     [entry_id] = world.owned(leader, world.join("a"), b"T")
     world.spoil(b"T", b"garbage")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     with world.unchanged():
         assert leader.rejoin([(b"T", entry_id)]).over == [entry_id]
     world.apart_because = "the record is garbage"
@@ -233,7 +233,7 @@ def test_an_owner_whose_lease_has_ended_gets_them_too_and_recovery_takes_them_ba
     [entry_id] = world.owned(leader, owner, b"T")
     world.end_lease(owner)
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     assert leader.rejoin([(b"T", entry_id)]).over == []
     page = leader.take_back(owner.incarnation, 10)
     assert [found.id for found in page.found] == [entry_id]
@@ -245,7 +245,7 @@ def test_an_entry_whose_body_is_gone_is_still_its_owners(world: World) -> None:
     owner = world.join("a")
     first, second = world.owned(leader, owner, b"T", b"1-1", b"2-1")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     world.delete(first)
     assert leader.rejoin([(b"T", first), (b"T", second)]).over == []
     assert world.record(b"T") is not None
@@ -258,7 +258,7 @@ def test_it_works_at_full_memory(world: World) -> None:
     owner = world.join("a")
     [entry_id] = world.owned(leader, owner, b"T")
     lose_the_group(world)
-    leader.fetch(10)
+    fetch(leader, 10)
     with full_memory(world.link):
         assert leader.rejoin([(b"T", entry_id)]).over == []
     assert world.pending() == {owner.name: [entry_id]}

@@ -6,7 +6,7 @@ import pytest
 
 from common.keys import Keys
 from consumer.owner_steps import Renewal
-from tests.integration.factories import LEASE_MS, World
+from tests.integration.factories import LEASE_MS, World, fetch
 
 
 def _idle_ms(world: World) -> dict[bytes, int]:
@@ -83,7 +83,7 @@ def test_what_others_have_is_not_touched(world: World) -> None:
 def test_thousands_are_touched_page_by_page(world: World, count: int) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send_many([b"T"] * count)
-    leader.fetch(20_000)
+    fetch(leader, 20_000)
     world.make_idle(a.incarnation, LEASE_MS, *ids)
     world.apart_because = "they were not handed over"
     touched, start = [], b"-"

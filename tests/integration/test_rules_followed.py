@@ -13,6 +13,7 @@ from master.live_rules import Changed, LiveRules
 from master.policy.rules import Action, Rule, Target
 from master.roster import read_roster
 from tests.integration.actors import MasterActor, Stage
+from tests.integration.factories import fetch
 
 _ALICE = By("alice", "cli")
 
@@ -34,13 +35,14 @@ def pause_all(stage: Stage, m: MasterActor) -> tuple[LiveRules, str]:
 
 
 def test_messages_without_a_ticket_id_that_left_memory_come_back(stage: Stage) -> None:
-    m, a = stage.leader(spread=True), stage.consumer()
-    m.settle()
+    a = stage.consumer()
     ids = [stage.world.add(b"%d-0" % number, "text", "no ticket") for number in (1, 2, 3)]
+    fetch(stage.world.elect(), 10)  # somebody has read them who is gone
+    stage.end_lead()
     rules = LiveRules(stage.link, stage.keys)
     changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
-    m.turn()  # they are read before the rule is known, and its hand-over is refused
-    m.turn()
+    m = stage.leader(spread=True)
+    m.settle()
     assert m.board.parked == 3
     m.board.unload()
     assert m.board.parked == 0
@@ -49,6 +51,22 @@ def test_messages_without_a_ticket_id_that_left_memory_come_back(stage: Stage) -
     stage.finish(m, [a])
     assert sorted(run.id for run in stage.history.starts) == ids
     assert not stage.world.state().pending
+
+
+def test_what_is_seen_before_the_rule_is_known_stays_in_the_stream(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer()
+    m.settle()
+    ids = stage.send(b"T") + stage.send(b"U")
+    rules = LiveRules(stage.link, stage.keys)
+    changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
+    m.turn()
+    m.turn()
+    assert m.board.parked == 0
+    assert not stage.world.pending()
+    assert changed.rule is not None
+    rules.lift(changed.rule.id, _ALICE)
+    stage.finish(m, [a])
+    assert sorted(run.id for run in stage.history.starts) == ids
 
 
 def test_news_of_the_rules_that_could_not_be_read_at_once_are_not_forgotten(stage: Stage) -> None:

@@ -11,7 +11,8 @@ from common.errors import ReplyUnknown
 from common.redis_client import CommandRefused, Link, ScriptMissing
 from common.scripts import ScriptRunner, source, with_memory_flag
 from master.leader_steps import LeaderSteps
-from tests.integration.factories import FIELD, World, plan
+from master.policy.plans import NOTHING
+from tests.integration.factories import FIELD, World, fetch, plan
 from tests.proxy import Proxy
 
 _ALL = sorted(file.stem for file in Path(__file__).parents[2].joinpath("common", "lua").glob("*.lua"))
@@ -29,7 +30,7 @@ def test_after_a_flush_every_step_goes_on_and_happens_once(world: World) -> None
     for n in range(1, 4):
         world.link.call("SCRIPT", "FLUSH")
         world.send(b"T")
-        found = leader.fetch(10)
+        found = fetch(leader, 10)
         world.link.call("SCRIPT", "FLUSH")
         reply = leader.hand_over(plan(a, {b"T": [found[0].id]}, {b"T": world.head(b"T")}))
         assert reply.targets == (("OK", [], [], []),)
@@ -79,10 +80,11 @@ def test_a_reply_that_was_lost_is_not_a_script_that_is_missing(world: World, any
     with Proxy(any_redis_url) as proxy:
         far = Link(proxy.url, "far")
         steps = LeaderSteps(ScriptRunner(far), world.keys, leader.epoch, FIELD)
-        assert [found.id for found in steps.fetch(1)] == [b"1-1"]
+        assert [found.id for found in fetch(steps, 1)] == [b"1-1"]
+        news = steps.peek(1)
         proxy.on_reply = lambda chunk: None
         with pytest.raises(ReplyUnknown):
-            steps.fetch(1)
+            steps.hand_over(NOTHING, news)
         far.close()
     assert world.pending() == {b"master": [b"1-1", b"2-1"]}
 

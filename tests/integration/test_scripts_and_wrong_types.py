@@ -14,36 +14,42 @@ from consumer.journal import Former
 from consumer.owner_steps import Letter
 from consumer.policy.quarantine import Left
 from consumer.predecessor import note_crash
-from master.leader_steps import LeaderSteps, Rejected
+from master.leader_steps import Found, LeaderSteps, News, Rejected
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Target
-from tests.integration.factories import LEASE_MS, Owner, World, plan
+from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 
 _KEYS = ("stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "changed", "lease", "inbox")
 
 
 def _stage(world: World) -> tuple[LeaderSteps, Owner, Owner]:
-    """A living owner with a ticket, a dead one with two, something parked, something unusable, something unread; some bodies are gone."""
+    """A living owner with a ticket, a dead one with two, something parked, something unusable, some unread; some bodies are gone."""
     leader, living, dead = world.elect(), world.join("living"), world.join("dead")
     world.owned(leader, living, b"T", b"1-1", b"2-1", b"3-1")
     world.owned(leader, dead, b"U", b"4-1", b"5-1")
     world.owned(leader, dead, b"V", b"6-1")
     world.parked(leader, b"W", b"7-1", b"8-1")
     world.parked(leader, b"", b"9-1")
-    world.send(b"X", b"10-1")
+    world.send(b"X", b"10-1", b"11-1")
     world.link.call("HSET", world.keys.attempts, "1-1", 1)
-    world.delete(b"3-1", b"5-1", b"8-1")
+    world.delete(b"3-1", b"5-1", b"8-1", b"11-1")
     world.end_lease(dead)
     return leader, living, dead
 
 
+#: As they were seen before the last one was deleted.
+_NEWS = News(b"9-1", [Found(b"10-1", b"X"), Found(b"11-1", b"X")], True)
 _LEFT = Left(b"U", b"4-1", 5, Attempts(1), 1, False)
 #: (world, leader, the living owner, the dead one, head of the living one's ticket)
 _Call = Callable[[World, LeaderSteps, Owner, Owner, bytes], object]
 _CALLS: dict[str, _Call] = {
     "elect": lambda w, leader, a, b, head: w.scripts.run("elect", (w.keys.leader, w.keys.counters), ("http://x", LEASE_MS, str(leader.epoch))),
     "hold_lead": lambda w, leader, a, b, head: w.scripts.run("hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)),
-    "fetch": lambda w, leader, a, b, head: leader.fetch(10),
+    "peek": lambda w, leader, a, b, head: leader.peek(10),
+    "take news": lambda w, leader, a, b, head: fetch(leader, 10),
+    "take news, planned": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"X": [b"10-1"]}), _NEWS),
+    "take news, going on": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"T": [b"7-1", b"10-1"]}, {b"T": head}), _NEWS),
+    "take news, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"X": [b"10-1", b"11-1"]}), _NEWS),
     "read_parked": lambda w, leader, a, b, head: leader.read_parked(None, 10),
     "reject": lambda w, leader, a, b, head: leader.reject([Rejected(b"9-1", b"", "empty_ticket_id")]),
     "hand_over": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1"]})),

@@ -14,8 +14,8 @@ import pytest
 from common.errors import NotNow
 from common.scripts import source
 from consumer.owner_steps import Buried, Letter
-from master.leader_steps import Freed, LeaderSteps, Rejected
-from tests.integration.factories import LEASE_MS, Owner, World, plan
+from master.leader_steps import Found, Freed, LeaderSteps, Rejected
+from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 
 
 @contextlib.contextmanager
@@ -157,12 +157,24 @@ def test_a_hand_over_to_an_owner_that_goes_on_happens_whole_or_not_at_all(world:
     assert (world.pending(), len(world.inbox(a))) in [({a.name: first, b"master": more}, 1), ({a.name: first + more}, 2)]
 
 
-def test_reading_new_entries_happens_whole_or_not_at_all(world: World) -> None:
+def test_new_entries_are_taken_whole_or_not_at_all(world: World) -> None:
+    """More of it is in test_hand_over_news_refused.py."""
     leader = world.elect()
     ids = world.send(b"T", b"1-1", b"2-1")
     with _full(world), contextlib.suppress(NotNow):
-        leader.fetch(10)
-    assert world.pending() in [{}, {b"master": ids}]
+        fetch(leader, 10)
+    assert (world.pending(), leader.peek(1).found) in [({}, [Found(ids[0], b"T")]), ({b"master": ids}, [])]
+
+
+def test_new_entries_for_a_new_owner_are_not_taken_at_all(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.send(b"T", b"1-1", b"2-1")
+    news = leader.peek(10)
+    with _full(world), world.unchanged(), pytest.raises(NotNow) as refused:
+        leader.hand_over(plan(a, {b"T": [first]}), news)
+    assert refused.value.kind == "OOM"
+    leader.hand_over(plan(a, {b"T": [first]}), news)
+    assert world.pending() == {a.name: [first], b"master": [second]}
 
 
 def test_a_new_consumer_is_refused_and_leaves_no_trace(world: World) -> None:

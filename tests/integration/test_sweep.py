@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import Fenced, GroupMissing
 from master.leader_steps import Found, Freed, LeaderSteps, Swept
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 
 _IDLE_MS = 100_000
 _LIMIT_MS = 50_000
@@ -192,7 +192,7 @@ def test_what_a_living_owner_has_without_its_body_stays_its_own_to_end(world: Wo
 def test_thousands_are_found_in_one_call(world: World) -> None:
     leader = world.elect()
     ids = world.send_many([b"T"] * 5000)
-    leader.fetch(10_000)
+    fetch(leader, 10_000)
     world.make_idle("stranger", _IDLE_MS, *ids)
     assert [stray.id for stray, _ in _sweep(leader, count=6000).strays] == ids
 

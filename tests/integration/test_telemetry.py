@@ -20,7 +20,7 @@ from common.producer import Outgoing, Producer
 from common.redis_client import Link
 from consumer.context import Message, OwnLease
 from master.hand_over_spans import HandOverSpans
-from tests.integration.factories import World, plan
+from tests.integration.factories import World, fetch, plan
 
 
 class Recorder:
@@ -134,7 +134,7 @@ def test_a_hand_over_is_a_span_that_links_to_its_messages(world: World, recorder
     leader, a = world.elect(), world.join("a")
     world.add(b"5-1", "ticket_id", b"T", "traceparent", context["traceparent"])
     world.add(b"6-1", "ticket_id", b"T")
-    leader.fetch(10)
+    fetch(leader, 10)
     planned = plan(a, {b"T": [b"5-1", b"6-1"]})
     began_ns = time.time_ns()
     leader.hand_over(planned)

@@ -14,7 +14,7 @@ from master.leader_steps import Found, LeaderSteps, Rejected
 from master.status import StatusReader
 from master.web.api import read_report
 from tests.integration.actors import MasterActor, Stage
-from tests.integration.factories import FIELD, World, plan
+from tests.integration.factories import FIELD, World, fetch, plan
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_new_leader_finds_them_in_processing_and_parked(stage: Stage, owner_li
     ids = send(stage, 4)
     old.settle()
     assert old.dispatcher._steps is not None
-    old.dispatcher._steps.fetch(1)  # one is read, and the leader is gone
+    fetch(old.dispatcher._steps, 1)  # one is read, and the leader is gone
     stage.end_lead()
     if not owner_lives:
         stage.end_lease(a)
@@ -213,7 +213,7 @@ class TestScripts:
     def test_index_and_pending_list_change_together_page_by_page(self, world: World) -> None:
         leader, a = world.elect(), world.join("a")
         ids = [world.add(entry_id, "x", "y") for entry_id in (b"1-1", b"2-1", b"3-1")]
-        leader.fetch(10)
+        fetch(leader, 10)
         leader.hand_over(plan(a, {unkeyed_ticket(entry_id): [entry_id] for entry_id in ids}))
         world.end_lease(a)
         while (page := leader.take_back(a.incarnation, 1)).size:
@@ -225,7 +225,7 @@ class TestScripts:
         """What is no UTF-8 is rejected, whatever it looks like; its letter shows what it was."""
         leader = world.elect()
         world.add(b"1-1", FIELD, b"\xff2-1")
-        usable, rejected = sort_out(LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, spread=True).fetch(10), spread=True)
+        usable, rejected = sort_out(fetch(LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, spread=True), 10), spread=True)
         assert (usable, rejected) == ([], [Rejected(b"1-1", b"\xff2-1", "ticket_id_not_utf8")])
         leader.reject(rejected)
         assert world.state().letters() == [(b"1-1", b"\xff2-1", b"ticket_id_not_utf8")]
@@ -233,7 +233,7 @@ class TestScripts:
     def test_a_letter_has_no_ticket(self, world: World) -> None:
         leader, a = world.elect(), world.join("a")
         world.add(b"1-1", "x", "y")
-        leader.fetch(10)
+        fetch(leader, 10)
         leader.hand_over(plan(a, {b"\xff1-1": [b"1-1"]}))
         assert a.steps.dead_letter(Letter(b"\xff1-1", b"1-1", "gave_up", "", 1, 2, 3)) is Buried.OK
         assert world.state() == ({}, {}, world.dead())

@@ -201,28 +201,28 @@ def test_the_doctor_says_what_such_a_user_is_enough_for(emptied: Guarded, tmp_pa
 _FORBIDDEN = [
     *("FLUSHALL", "FLUSHDB", "KEYS *", "SCAN 0", "CONFIG GET *", "CONFIG SET maxmemory 1", "DEBUG SLEEP 0", "MODULE LIST", "SCRIPT FLUSH"),
     *("ACL LIST", "ACL SETUSER x", "ACL GETUSER admin", "SHUTDOWN NOSAVE", "MONITOR", "REPLICAOF NO ONE", "CLIENT KILL ID 1", "CLIENT LIST"),
-    *(
-        "XGROUP DESTROY ticket_stream g",
-        "XGROUP SETID ticket_stream concurrency_stream_group $",
-        "XSETID ticket_stream 1-1",
-        "RENAME ticket_stream x",
-    ),
+    *("XGROUP DESTROY ticket_stream g", "XSETID ticket_stream 1-1", "RENAME ticket_stream x"),
     *("XADD other * a b", "GET other", "SET other 1", "DEL other", "XREAD STREAMS other 0", "SORT ticket_stream", "DUMP ticket_stream"),
     *("SWAPDB 0 1", "MIGRATE h 1 k 0 1", "SUBSCRIBE x", "PUBLISH x y", "CLUSTER RESET", "LATENCY RESET", "SLOWLOG GET", "BGSAVE", "MEMORY PURGE"),
 ]
+_SET_POSITION = "XGROUP SETID ticket_stream concurrency_stream_group $"
 _OF_OTHERS = {
     "consumer": [
+        _SET_POSITION,
         f"GET {KEYS.leader}",
         f"SET {KEYS.leader} x",
         f"HSET {KEYS.prefix}counters fence 1",
         f"HGET {KEYS.position} x",
         "XREVRANGE ticket_stream + -",
     ],
-    "producer": ["XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", "EVAL x 0", "INFO", f"XADD {KEYS.dead} * a b", "CLIENT SETNAME x"],
-    "sender": ["XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", f"XADD {KEYS.dead} * a b"],
-    "streamer": ["XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"SET {KEYS.leader} x", f"HGETALL {KEYS.tickets}"],
-    "reader": ["XADD ticket_stream * a b", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", "XTRIM ticket_stream MAXLEN 0"],
-    "auditor": ["XADD ticket_stream * a b", "XACK ticket_stream g 1-1", f"DEL {KEYS.tickets}", "XTRIM ticket_stream MAXLEN 0"],
+    "producer": [
+        *(_SET_POSITION, "XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", "EVAL x 0", "INFO", f"XADD {KEYS.dead} * a b"),
+        "CLIENT SETNAME x",
+    ],
+    "sender": [_SET_POSITION, "XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", f"XADD {KEYS.dead} * a b"],
+    "streamer": [_SET_POSITION, "XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"SET {KEYS.leader} x", f"HGETALL {KEYS.tickets}"],
+    "reader": [_SET_POSITION, "XADD ticket_stream * a b", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}", "XTRIM ticket_stream MAXLEN 0"],
+    "auditor": [_SET_POSITION, "XADD ticket_stream * a b", "XACK ticket_stream g 1-1", f"DEL {KEYS.tickets}", "XTRIM ticket_stream MAXLEN 0"],
     "master": ["SET {ticket_stream}:streamer-outbox x", "SET {ticket_stream}:other:leader x", "XADD {other}:g:dead * a b"],
 }
 

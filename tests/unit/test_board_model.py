@@ -16,7 +16,8 @@ from common.stream_id import rank
 from master.policy.dispatch import Board
 from master.policy.tickets import Standing, Ticket
 from master.roster import Member
-from tests.leader_model import HALTED, MASTER, STRANGER, Leader, RedisModel
+from tests.leader_model import Leader
+from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["c1", "c2", "c3"]
@@ -24,6 +25,8 @@ REPORTED = ["at once", "late", "never"]
 
 #: Chooses one of what is there.
 some = st.integers(0, 60)
+FEW = st.lists(st.sampled_from(TICKETS), min_size=1, max_size=6)
+LIMITS = st.sampled_from([1, 2, 5, 1000])
 
 Facts = list[tuple[object, ...]]
 
@@ -66,14 +69,45 @@ class BoardMachine(RuleBasedStateMachine):
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
 
-    @rule(tickets=st.lists(st.sampled_from(TICKETS), min_size=1, max_size=6))
+    @rule(tickets=FEW)
     def new_entries_arrive(self, tickets: Sequence[bytes]) -> None:
         for ticket in tickets:
             self.leader.arrive(self._new_id(), ticket)
 
     @rule(ticket=st.sampled_from(TICKETS))
     def a_stranger_takes_a_new_entry(self, ticket: bytes) -> None:
-        self.redis.read_new(self._new_id(), ticket, STRANGER)
+        """And all that the leader has not taken."""
+        self.redis.add(self._new_id(), ticket)
+        self.redis.read_by(STRANGER)
+
+    def _add(self, tickets: Sequence[bytes]) -> None:
+        for ticket in tickets:
+            self.redis.add(self._new_id(), ticket)
+
+    @rule(tickets=FEW, limit=LIMITS, caught_up=st.booleans())
+    def news_are_planned_and_taken(self, tickets: Sequence[bytes], limit: int, caught_up: bool) -> None:
+        """``caught_up``: what was there before has gone, and is done."""
+        for _ in range(8 if caught_up else 0):
+            self._all_is_acknowledged()
+            self.leader.hand_over()
+        self._add(tickets)
+        self.leader.read(limit)
+
+    @rule(tickets=FEW, limit=LIMITS, moved=st.booleans())
+    def news_are_planned_and_not_taken(self, tickets: Sequence[bytes], limit: int, moved: bool) -> None:
+        """Redis refuses the call for the moment, and they come again; or a stranger has read them."""
+        self._add(tickets)
+        before = self._facts()
+        if moved:
+            assert not self.leader.read(limit, lambda: self.redis.read_by(STRANGER))
+        else:
+            self.leader.see(limit)[2]()
+        assert self._facts() == before
+
+    @rule(tickets=FEW, limit=LIMITS, some=some)
+    def news_are_deleted_before_they_are_taken(self, tickets: Sequence[bytes], limit: int, some: int) -> None:
+        self._add(tickets)
+        self.leader.read(limit, lambda: self.redis.delete(list(self.redis.unread)[some % len(self.redis.unread)]))
 
     def _ownerless(self) -> list[bytes]:
         known = {MASTER, HALTED, *self.redis.leases}
@@ -97,25 +131,25 @@ class BoardMachine(RuleBasedStateMachine):
         there = self._left_by_the_dead()
         self.redis.claim_by_hand(there[some % len(there)])
 
-    @precondition(lambda self: self.redis.pending)
+    @precondition(lambda self: self.redis.pending or self.redis.unread)
     @rule(some=some, dropped=st.booleans())
     def a_body_is_deleted(self, some: int, dropped: bool) -> None:
         """Redis >= 7 drops such an entry from the pending list when somebody claims it, or only looks for idle ones."""
-        there = sorted(self.redis.pending, key=rank)
+        there = sorted([*self.redis.pending, *self.redis.unread], key=rank)
         entry_id = there[some % len(there)]
-        self.redis.bodiless.add(entry_id)
+        self.redis.delete(entry_id)
         if dropped:
             self.redis.finish(entry_id)
 
     # ---- plans ---------------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.board.has_ready)
-    @rule(limit=st.sampled_from([1, 2, 5, 1000]))
+    @rule(limit=LIMITS)
     def hand_over(self, limit: int) -> None:
         self.leader.hand_over(limit)
 
     @precondition(lambda self: self.board.has_ready)
-    @rule(limit=st.sampled_from([1, 2, 5, 1000]))
+    @rule(limit=LIMITS)
     def redis_refuses_a_plan_for_the_moment(self, limit: int) -> None:
         before = self._facts()
         plan = self.board.plan(limit, self.leader.now_s)
@@ -362,7 +396,7 @@ class BoardMachine(RuleBasedStateMachine):
         for ticket in self._waiting():
             (self.redis.drop if self.redis.index[ticket].ids[0] in self.redis.bodiless else self.redis.redrive)(ticket)
         for _ in range(20 + 2 * self.last_id):
-            if not (self.redis.pending or self.redis.index or self.board.tickets):
+            if not (self.redis.pending or self.redis.unread or self.redis.index or self.board.tickets):
                 break
             self._quiet_turn()
             self.all_is_well()
@@ -374,11 +408,14 @@ class BoardMachine(RuleBasedStateMachine):
 
     def _quiet_turn(self) -> None:
         self.leader.turn()
+        self._all_is_acknowledged()
+        self.leader.now_s += 10.0
+        self.leader.reconcile(5.0)
+
+    def _all_is_acknowledged(self) -> None:
         for ticket, record in list(self.redis.index.items()):
             if self.redis.lives(record.owner):
                 self._report(record.owner, ticket, self.redis.ack(record.owner, ticket, list(record.ids)))
-        self.leader.now_s += 10.0
-        self.leader.reconcile(5.0)
 
 
 TestBoard = BoardMachine.TestCase
@@ -416,6 +453,9 @@ class Walk:
         def limit() -> int:
             return rng.choice([1, 2, 5, 1000])
 
+        def few() -> list[bytes]:
+            return rng.choices(TICKETS, k=rng.randint(1, 4))
+
         def always() -> bool:
             return True
 
@@ -423,11 +463,14 @@ class Walk:
             return machine.board.has_ready
 
         return [
-            (8, always, lambda: machine.new_entries_arrive(rng.choices(TICKETS, k=rng.randint(1, 4)))),
+            (2, always, lambda: machine.new_entries_arrive(few())),
             (1, always, lambda: machine.a_stranger_takes_a_new_entry(rng.choice(TICKETS))),
+            (12, always, lambda: machine.news_are_planned_and_taken(few(), limit(), rng.random() < 0.5)),
+            (3, always, lambda: machine.news_are_planned_and_not_taken(few(), limit(), rng.random() < 0.3)),
+            (1, always, lambda: machine.news_are_deleted_before_they_are_taken(few(), limit(), some())),
             (2, machine._ownerless, lambda: machine.the_sweep_finds_strays(some(), rng.randint(1, 3))),
             (1, machine._left_by_the_dead, lambda: machine.an_operator_brings_an_entry_of_the_dead_to_master(some())),
-            (1, lambda: machine.redis.pending, lambda: machine.a_body_is_deleted(some(), rng.random() < 0.5)),
+            (1, lambda: machine.redis.pending or machine.redis.unread, lambda: machine.a_body_is_deleted(some(), rng.random() < 0.5)),
             (10, ready, lambda: machine.hand_over(limit())),
             (1, ready, lambda: machine.redis_refuses_a_plan_for_the_moment(limit())),
             (3, lambda: machine.leader.unsure, machine.read_what_is_unsure),

@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import precondition, rule
 
 from common.stream_id import rank
-from master.leader_steps import RulesMoved
+from master.leader_steps import NO_NEWS, News, RulesMoved
 from master.policy.plans import NOBODY, HandOverPlan, HandOverReply
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
 from master.policy.tickets import Standing, Ticket
-from tests.leader_model import MASTER, Leader, RedisModel
+from tests.leader_model import Leader
+from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
 
 _TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTERN, "T[12]"), (Target.EVERYTHING, "")]
@@ -48,7 +49,7 @@ class RuledRedis(RedisModel):
     def book(self) -> Rulebook:
         return Rulebook(self.rules.values(), b"%d" % self.version)
 
-    def hand_over(self, plan: HandOverPlan) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
         if self.known != self.version:
             raise RulesMoved
         for target in plan.targets:
@@ -56,7 +57,7 @@ class RuledRedis(RedisModel):
                 held = self.book.of(part.ticket)
                 if held is not None and held.action is not Action.SLOW:
                     self.broken.append(f"{part} goes out although it is {held.told()}")
-        return super().hand_over(plan)
+        return super().hand_over(plan, news)
 
     def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
         """end_by_rule.lua."""

@@ -12,7 +12,7 @@ from common.redis_client import Link
 from consumer.batch_reader import BatchReader
 from consumer.owner_steps import AckAnswer, Buried, Letter, OwnerSteps
 from master.dispatcher import Dispatcher
-from master.leader_steps import LeaderSteps
+from master.leader_steps import NO_NEWS, LeaderSteps, News
 from master.mailbox import Report
 from master.policy.plans import HandOverPlan, HandOverReply
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replace, mutant
@@ -22,8 +22,8 @@ from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replac
 _hand_over = LeaderSteps.hand_over
 
 
-def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan) -> HandOverReply:
-    reply = _hand_over(steps, plan)
+def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+    reply = _hand_over(steps, plan, news)
     link = steps._scripts._link
     for target, answer in zip(plan.targets, reply.targets, strict=True):
         for part in target.parts:
@@ -130,7 +130,7 @@ _OWNER = "tests.integration.test_protocol_rules_owner:"
 
 BUGS = (
     Bug(NO_ACK_CHECK, _OWNER + "test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery", "K3"),
-    Bug(NO_EPOCH, _LEADER + "test_a_deposed_master_whose_read_comes_late_is_served_nothing", "K4"),
+    Bug(NO_EPOCH, _LEADER + "test_a_deposed_master_whose_hand_over_comes_late_takes_nothing", "K4"),
     Bug(
         mutant(
             "XCLAIM apart from the index",
@@ -181,7 +181,7 @@ BUGS = (
         _OWN + "a_lost_report_costs_only_speed",
         "K6",
     ),
-    Bug(RETRIES, _LEADER + "test_entries_of_a_read_whose_reply_was_lost_are_handed_over_first", "K5"),
+    Bug(RETRIES, _LEADER + "test_entries_that_were_taken_by_a_call_whose_reply_was_lost_are_handed_over_first", "K5"),
     Bug(
         mutant("trim by MAXLEN", Replace("consumer.batch_reader:trim_inbox_command", lambda inbox, first: ("XTRIM", inbox, "MAXLEN", 1))),
         _OWN + "the_inbox_is_trimmed_by_what_was_read",

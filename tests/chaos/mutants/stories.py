@@ -55,7 +55,6 @@ def fences_survive_a_redis_that_lost_its_tail(stage: Stage) -> None:
     a.work()
     m.turn(*a.reports())
     [second] = stage.send(T)
-    m.turn()
     keys = stage.link.call("KEYS", "*")
     saved = {key: (stage.link.call("DUMP", key), max(0, stage.link.call("PTTL", key))) for key in keys}
     m.settle()

@@ -1,0 +1,86 @@
+"""Reader: when the leader looks at the stream, and how far it is."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from common.log import event
+from common.stream_id import ZERO, rank
+from master.doorbell import Doorbell
+from master.leader_steps import LeaderSteps, News
+from master.limits import Limits
+from master.policy.dispatch import Board
+
+log = logging.getLogger(__name__)
+
+#: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
+#: ids never rings (REDIS-FACTS C1).
+IDLE_READ_S = 2.0
+
+
+class Reader:
+    """How far the group is, in this epoch, and whether there may be more in the stream. Used by the dispatcher's thread.
+
+    To look at entries changes nothing; they count as read with the hand-over that takes them (``took``). If that did nothing, they are
+    looked at again (``again``).
+    """
+
+    def __init__(self, limits: Limits, doorbell: Doorbell | None) -> None:
+        self._limits = limits
+        self._doorbell = doorbell
+        self._dry_since_s = 0.0
+        self._may_have_more = True  # in the stream, as far as we know
+        self.last_read = ZERO
+        self.repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
+
+    def begin(self, last_delivered: bytes, repeats_until: bytes | None) -> None:
+        """A new epoch begins here."""
+        self.last_read, self.repeats_until = last_delivered, repeats_until
+        self._dry_since_s = 0.0
+
+    def look(self, board: Board, steps: LeaderSteps, now_s: float) -> News | None:
+        """New entries; None when there was no reason to look: no consumer has room, or nobody said that there are any."""
+        count = self._room(board)
+        if self._doorbell is None or self._doorbell.has_rung():
+            self._may_have_more = True
+        if count <= 0 or (not self._may_have_more and now_s - self._dry_since_s < IDLE_READ_S):
+            return None
+        self._may_have_more = False
+        news = steps.peek(count)
+        self._may_have_more = not news.is_all  # if so, no need to wait for the bell
+        if news.is_all:
+            self._dry_since_s = now_s
+        if not news.found:  # rung for nothing: somebody else may have read from the group, and the bell must not ring for that for ever
+            self.last_read = news.position
+        return news
+
+    def again(self) -> None:
+        """What was seen was not taken."""
+        self._may_have_more = True
+
+    def took(self, news: News) -> None:
+        """The group has been given these."""
+        self.last_read = news.found[-1].id
+
+    def repeats(self, entries: Sequence[tuple[bytes, bytes]]) -> int:
+        """How many of these (id, ticket), in id order, the group was given before it was lost: the first of them."""
+        if self.repeats_until is None:
+            return 0
+        return bisect_right(entries, rank(self.repeats_until), key=lambda entry: rank(entry[0]))
+
+    def is_past_repeats(self, news: News) -> bool:
+        """Whether with these all has come that the group is given a second time."""
+        return self.repeats_until is not None and (news.is_all or rank(self.last_read) >= rank(self.repeats_until))
+
+    def arm(self, board: Board) -> None:
+        """Have the doorbell ring for what comes next, if there is room for it."""
+        if self._doorbell is not None and self._room(board) > 0:
+            self._doorbell.arm(self.last_read)
+
+    def _room(self, board: Board) -> int:
+        if board.parked >= self._limits.parked:
+            event(log, "parked_limit", level=logging.WARNING, parked=board.parked)
+            return 0
+        return min(self._limits.batch, board.room)

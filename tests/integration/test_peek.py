@@ -1,0 +1,270 @@
+"""peek.lua: the leader sees what comes next, and changes nothing by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from common.errors import Fenced, GroupMissing, NotNow
+from common.message import LONGEST_TICKET
+from common.stream_id import rank
+from master.leader_steps import Found, LeaderSteps, News
+from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, fetch
+from tests.integration.memory import full_memory
+
+_BEGIN = b"0-0"
+
+
+def test_new_entries_are_seen_in_stream_order_with_where_the_group_is(world: World) -> None:
+    leader = world.elect()
+    ids = world.send(b"T", *TRICKY_IDS)
+    assert leader.peek(100) == News(_BEGIN, [Found(entry_id, b"T") for entry_id in ids], True)
+
+
+def test_to_look_changes_nothing_and_to_look_again_shows_the_same(world: World) -> None:
+    leader = world.elect()
+    world.send(b"T", *TRICKY_IDS[:5])
+    before = world.link.call("XINFO", "GROUPS", world.keys.stream)
+    with world.unchanged():
+        assert leader.peek(100) == leader.peek(100)
+        assert leader.peek(3).found == leader.peek(5).found[:3]
+    assert world.link.call("XINFO", "GROUPS", world.keys.stream) == before, "there is no consumer `master` either"
+
+
+def test_what_came_since_is_seen_by_the_next_look(world: World) -> None:
+    leader = world.elect()
+    first = world.send(b"T", b"1-1")
+    seen = leader.peek(100)
+    second = world.send(b"U", b"2-1")
+    again = leader.peek(100)
+    assert [found.id for found in seen.found] == first
+    assert (again.position, [found.id for found in again.found]) == (seen.position, first + second)
+
+
+def test_nothing_new_is_all_there_is(world: World) -> None:
+    leader = world.elect()
+    assert leader.peek(100) == News(_BEGIN, [], True)
+    ids = world.send(b"T", *TRICKY_IDS[:3])
+    fetch(leader, 100)
+    assert leader.peek(100) == News(ids[-1], [], True)
+
+
+@pytest.mark.parametrize("given", range(1, 5))
+def test_the_position_is_the_last_id_that_the_group_was_given_and_all_above_it_is_seen(world: World, given: int) -> None:
+    leader = world.elect()
+    ids = world.send(b"T", *TRICKY_IDS)
+    fetch(leader, given)
+    assert leader.peek(100) == News(ids[given - 1], [Found(entry_id, b"T") for entry_id in ids[given:]], True)
+
+
+@pytest.mark.parametrize("position", [b"1-11", b"50-0", b"99-8", b"1000-0", b"18446744073709551-0"])
+def test_the_position_may_be_an_id_that_no_entry_has(world: World, position: bytes) -> None:
+    leader = world.elect()
+    ids = world.send(b"T", *TRICKY_IDS)
+    world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, position)
+    news = leader.peek(100)
+    assert (news.position, [found.id for found in news.found]) == (position, [one for one in ids if rank(one) > rank(position)])
+
+
+def test_what_is_pending_or_acknowledged_is_not_seen(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.parked(leader, b"P")
+    world.owned(leader, a, b"O")
+    done = world.owned(leader, a, b"D")
+    a.steps.ack({b"D": done}, b"", 0)
+    [new] = world.send(b"N")
+    assert leader.peek(100).found == [Found(new, b"N")]
+
+
+def test_no_more_are_seen_than_asked_for(world: World) -> None:
+    leader = world.elect()
+    ids = world.send(b"T", *TRICKY_IDS)
+    for count in (1, 3, 8, 9):
+        news = leader.peek(count)
+        assert ([found.id for found in news.found], news.is_all) == (ids[:count], False)
+
+
+def test_who_asked_for_as_many_as_there_are_is_not_told_that_these_are_all(world: World) -> None:
+    """It may look once more for nothing, but it never waits for a bell while there is something."""
+    leader = world.elect()
+    ids = world.send(b"T", *TRICKY_IDS)
+    assert leader.peek(len(ids)).is_all is False
+    assert leader.peek(len(ids) + 1).is_all is True
+    fetch(leader, len(ids))
+    assert leader.peek(1) == News(ids[-1], [], True)
+
+
+def test_fewer_because_they_are_large_are_not_all(world: World) -> None:
+    leader = world.elect()
+    ids = [world.add(b"%d-1" % number, FIELD, "T", "body", b"x" * 1_000_000) for number in range(1, 25)]
+    sizes = []
+    while True:
+        news = leader.peek(500)
+        assert news.is_all == (news.found[-1].id == ids[-1]), "large or not: these are all when nothing follows"
+        sizes.append(len(fetch(leader, 500)))
+        if news.is_all:
+            break
+    assert sum(sizes) == len(ids)
+    assert len(sizes) > 1
+    assert max(sizes) <= 17
+
+
+def test_large_entries_come_a_few_at_a_time_and_in_order(world: World) -> None:
+    leader = world.elect()
+    ids = [world.add(b"%d-1" % number, "ticket_id", "T", "body", b"x" * (1_000_000 if number % 50 else 10)) for number in range(1, 41)]
+    ids += world.send_many([b"U"] * 2000)
+    pages = []
+    while page := fetch(leader, 500):
+        pages.append([found.id for found in page])
+    assert [entry_id for page_ids in pages for entry_id in page_ids] == ids
+    assert max(len(page_ids) for page_ids in pages[:4]) <= 17, "at most twice what is meant by enough"
+    assert len(pages) <= 12
+    assert world.pending() == {b"master": ids}
+
+
+def test_one_entry_larger_than_enough_comes_alone_and_is_not_stuck(world: World) -> None:
+    """The first few show how large they are: what comes behind them waits for the next look."""
+    leader = world.elect()
+    ids = [world.add(b"%d-1" % number, FIELD, "T", "body", b"x" * 9_000_000) for number in range(1, 11)]
+    news = leader.peek(100)
+    assert ([found.id for found in news.found], news.is_all) == (ids[:8], False)
+    fetch(leader, 100)
+    assert [found.id for found in leader.peek(100).found] == ids[8:]
+
+
+def test_an_entry_that_is_larger_than_allowed_says_how_large(world: World) -> None:
+    leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, FIELD, longest_message=100)
+    world.add(b"1-1", FIELD, "T", "body", b"x" * 50)
+    world.add(b"2-1", FIELD, "T", "body", b"x" * 1000)
+    small, large = leader.peek(10).found
+    assert small == Found(b"1-1", b"T")
+    assert (large.id, large.ticket) == (b"2-1", b"T")
+    assert large.size >= 1000
+
+
+def test_a_deposed_leader_sees_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+    leader = world.elect()
+    world.send(b"T")
+    depose(leader)
+    with world.unchanged(), pytest.raises(Fenced):
+        leader.peek(10)
+
+
+@pytest.mark.parametrize("ticket", NASTY_TICKETS)
+def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
+    leader = world.elect()
+    [entry_id] = world.send(ticket)
+    assert leader.peek(10).found == [Found(entry_id, ticket)]
+
+
+def test_an_entry_without_the_field_has_no_ticket(world: World) -> None:
+    leader = world.elect()
+    ids = [world.add(b"1-1", "other", "1"), world.add(b"2-1", "", ""), world.add(b"3-1", "x", "ticket_id")]
+    assert leader.peek(10).found == [Found(entry_id, None) for entry_id in ids]
+
+
+def test_an_empty_ticket_is_not_the_same_as_none(world: World) -> None:
+    leader = world.elect()
+    assert leader.peek(10).found == []
+    [entry_id] = world.send(b"")
+    assert leader.peek(10).found == [Found(entry_id, b"")]
+
+
+def test_of_several_fields_of_that_name_the_first_counts(world: World) -> None:
+    leader = world.elect()
+    world.add(b"1-1", "body", "x", "ticket_id", "first", "ticket_id", "second")
+    assert leader.peek(10).found == [Found(b"1-1", b"first")]
+
+
+def test_a_value_that_looks_like_the_field_name_is_no_field(world: World) -> None:
+    leader = world.elect()
+    world.add(b"1-1", "a", "ticket_id", "ticket_id", "T")
+    assert leader.peek(10).found == [Found(b"1-1", b"T")]
+
+
+def test_of_a_ticket_that_is_too_long_one_byte_more_than_allowed_travels(world: World) -> None:
+    leader = world.elect()
+    world.send(b"x" * LONGEST_TICKET, b"1-1")
+    world.send(b"x" * 1_000_000, b"2-1")
+    assert [len(found.ticket or b"") for found in leader.peek(10).found] == [LONGEST_TICKET, LONGEST_TICKET + 1]
+
+
+def test_thousands_are_seen_and_taken_in_one_call_each(world: World) -> None:
+    leader = world.elect()
+    ids = world.send_many([b"T%d" % n for n in range(9000)])
+    news = leader.peek(10_000)
+    assert ([found.id for found in news.found], news.is_all) == (ids, True)
+    fetch(leader, 10_000)
+    assert world.pending() == {b"master": ids}
+    assert leader.peek(10_000) == News(ids[-1], [], True)
+
+
+def test_an_entry_of_thousands_of_fields_is_seen(world: World) -> None:
+    leader = world.elect()
+    world.add(b"1-1", *[b"f%d" % n for n in range(20_000)], "ticket_id", "T")
+    assert leader.peek(10).found == [Found(b"1-1", b"T")]
+
+
+def test_an_entry_that_was_deleted_is_not_seen(world: World) -> None:
+    leader = world.elect()
+    first, second, third, fourth = world.send(b"T", b"1-1", b"2-1", b"3-1", b"4-1")
+    world.delete(first, third)
+    assert leader.peek(10) == News(_BEGIN, [Found(second, b"T"), Found(fourth, b"T")], True)
+    assert leader.peek(2).is_all is False
+    world.delete(second, fourth)
+    assert leader.peek(10) == News(_BEGIN, [], True)
+
+
+def test_the_group_of_another_program_is_not_looked_at(world: World) -> None:
+    leader = world.elect()
+    ids = world.send(b"T", b"1-1", b"2-1")
+    for other, start in (("a", "1-1"), ("z", "$")):
+        world.link.call("XGROUP", "CREATE", world.keys.stream, other, start)
+    assert leader.peek(10) == News(_BEGIN, [Found(entry_id, b"T") for entry_id in ids], True)
+
+
+def test_to_look_when_memory_is_full_shows_the_same_or_is_refused_for_the_moment(world: World) -> None:
+    leader = world.elect()
+    world.send(b"T", b"1-1", b"2-1")
+    seen = leader.peek(10)
+    with full_memory(world.link), world.unchanged():
+        try:
+            assert leader.peek(10) == seen
+        except NotNow as refused:
+            assert refused.kind == "OOM"
+    assert leader.peek(10) == seen
+
+
+def test_a_group_that_is_gone_is_said_to_be_gone(world: World) -> None:
+    leader = world.elect()
+    world.send(b"T")
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    with world.unchanged(), pytest.raises(GroupMissing):
+        leader.peek(10)
+    world.link.call("XGROUP", "CREATE", world.keys.stream, "other", "0")
+    with world.unchanged(), pytest.raises(GroupMissing):
+        leader.peek(10)
+    world.make_group()
+
+
+def test_a_stream_that_is_gone_is_a_group_that_is_gone(world: World) -> None:
+    leader = world.elect()
+    world.link.call("DEL", world.keys.stream)
+    with world.unchanged(), pytest.raises(GroupMissing):
+        leader.peek(10)
+    world.make_group()
+
+
+@pytest.mark.parametrize("how", ["an entry has it", "the group was set there"])
+def test_above_the_highest_id_there_is_nothing(world: World, how: str) -> None:
+    """A group that is read with XREADGROUP is simply at its end there."""
+    highest = b"18446744073709551615-18446744073709551615"
+    leader = world.elect()
+    if how == "an entry has it":
+        ids = [*world.send(b"T", *TRICKY_IDS[:7]), world.link.call("XADD", world.keys.stream, highest, FIELD, "T")]
+        assert [found.id for found in leader.peek(100).found] == ids
+        fetch(leader, 100)
+    else:
+        world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, highest)
+    assert leader.peek(100) == News(highest, [], True)
