@@ -122,6 +122,15 @@ class World:
         """Its lease has ended."""
         assert self.link.call("DEL", self.keys.lease(owner.incarnation)) == 1
 
+    def refuse(self, leader: LeaderSteps, owner: Owner, state: str) -> None:
+        """Have hand_over answer ``state`` for this owner: LOST, DRAINING or REVOKED."""
+        if state == "LOST":
+            self.end_lease(owner)
+        elif state == "DRAINING":
+            owner.steps.drain(LEASE_MS)
+        else:
+            leader.revoke(owner.incarnation)
+
     def lease(self, owner: Owner) -> bytes | None:
         value: bytes | None = self.link.call("GET", self.keys.lease(owner.incarnation))
         return value

@@ -172,12 +172,7 @@ def test_a_target_that_takes_nothing_is_refused_whole_and_the_others_get_theirs(
     world.owned(leader, a, b"T")
     head = world.head(b"T")
     more, other, theirs = world.parked(leader, b"T"), world.parked(leader, b"U"), world.parked(leader, b"V")
-    if state == "LOST":
-        world.end_lease(a)
-    elif state == "DRAINING":
-        a.steps.drain(60_000)
-    else:
-        leader.revoke(a.incarnation)
+    world.refuse(leader, a, state)
     reply = leader.hand_over(plans((a, {b"T": more, b"U": other}), (b, {b"V": theirs}), believed={b"T": head}))
     assert [(target.state, target.refused) for target in reply.targets] == [(state, []), ("OK", [])]
     assert world.pending()[b"master"] == more + other

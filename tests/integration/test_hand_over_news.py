@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from common.streams import HandOver, pairs
-from master.leader_steps import LeaderSteps
 from master.policy.plans import NOTHING
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, plan, plans, states
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, plan, plans, states
 
 
 def _position(world: World) -> bytes:
@@ -136,15 +135,6 @@ def test_tickets_of_any_bytes_go_in_one_call(world: World) -> None:
 # ---- what is refused ---------------------------------------------------------------------------------------------------------
 
 
-def _refuse(world: World, leader: LeaderSteps, owner: Owner, state: str) -> None:
-    if state == "LOST":
-        world.end_lease(owner)
-    elif state == "DRAINING":
-        owner.steps.drain(60_000)
-    else:
-        leader.revoke(owner.incarnation)
-
-
 @pytest.mark.parametrize("state", ["LOST", "DRAINING", "REVOKED"])
 def test_the_news_of_a_target_that_takes_nothing_are_under_master_and_others_get_theirs(world: World, state: str) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
@@ -152,7 +142,7 @@ def test_the_news_of_a_target_that_takes_nothing_are_under_master_and_others_get
     first, theirs, left = world.send(b"T", b"2-1"), world.send(b"V", b"3-1"), world.send(b"W", b"4-1")
     second = world.send(b"U", b"5-1", b"6-1")
     news = leader.peek(100)
-    _refuse(world, leader, a, state)
+    world.refuse(leader, a, state)
     reply = leader.hand_over(plans((a, {b"T": parked + first, b"U": second}), (b, {b"V": theirs})), news)
     assert [(target.state, target.refused) for target in reply.targets] == [(state, []), ("OK", [])]
     assert world.pending() == {b"master": parked + first + left + second, b.name: theirs}
@@ -164,7 +154,7 @@ def test_when_the_only_target_takes_nothing_all_news_are_under_master(world: Wor
     leader, a = world.elect(), world.join("a")
     ids = world.send_many([b"T%d" % (n % 7) for n in range(4100)])
     news = leader.peek(10_000)
-    _refuse(world, leader, a, state)
+    world.refuse(leader, a, state)
     parts = {b"T%d" % n: ids[n::7] for n in range(7)}
     assert states(leader.hand_over(plan(a, parts), news)) == [state]
     assert (world.pending(), world.state().index, _position(world)) == ({b"master": ids}, {}, ids[-1])
