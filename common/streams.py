@@ -30,6 +30,14 @@ class HandOver(NamedTuple):
     ids: list[bytes]
 
 
+class InboxRecord(NamedTuple):
+    """``bodies``: fields by id of some of the messages, which need not be fetched."""
+
+    id: bytes
+    parts: list[HandOver]
+    bodies: dict[bytes, list[bytes]]
+
+
 class Record(NamedTuple):
     """A ticket's record in the index (lua/includes/record.lua)."""
 
@@ -67,23 +75,35 @@ def separator(tickets: Sequence[bytes]) -> bytes:
     return b"\n" if b"\n" not in b"".join(tickets) else b"\n" + b"0" * max(map(len, tickets))
 
 
-def parse_inbox(reply: Any) -> Iterator[tuple[bytes, list[HandOver]]]:
-    """(record id, hand-overs) of an XREAD reply on one inbox; an empty reply gives nothing."""
+def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
+    """The records of an XREAD reply on one inbox; an empty reply gives nothing."""
     for record_id, fields in reply[0][1] if reply else ():
-        yield record_id, list(_hand_overs(fields))
+        yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
 
 
 def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
-    if len(fields) != 8 or not fields[3].startswith(b"\n"):  # of a leader of a former version: ticket, "fence id id", ticket, ...
+    if not _is_current(fields):  # of a leader of a former version: ticket, "fence id id", ticket, ...
         for at in range(0, len(fields), 2):
             fence, *ids = fields[at + 1].split(b" ")
             yield HandOver(fields[at], int(fence), ids)
         return
-    given, between, tickets, lines = fields[1::2]
+    given, between, tickets, lines = fields[1:8:2]
     of_call = int(given or 0)
     for ticket, line in zip(tickets.split(between), lines.split(b"\n"), strict=True):
         ids = line.split(b" ")
         yield HandOver(ticket, of_call if b"-" in ids[0] else int(ids.pop(0)), ids)
+
+
+def _is_current(fields: list[bytes]) -> bool:
+    return len(fields) >= 8 and fields[3].startswith(b"\n")
+
+
+def _bodies(fields: list[bytes]) -> dict[bytes, list[bytes]]:
+    bodies, at = {}, 8
+    while at < len(fields) and _is_current(fields):
+        begin = at + 2
+        bodies[fields[at]], at = fields[begin : begin + int(fields[at + 1])], begin + int(fields[at + 1])
+    return bodies
 
 
 def read_inbox_command(inbox: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:
@@ -102,9 +122,9 @@ def range_command(stream: str, entry_id: bytes) -> tuple[Any, ...]:
     return ("XRANGE", stream, entry_id, entry_id)
 
 
-def news_command(stream: str, after: bytes, block_ms: int) -> tuple[Any, ...]:
+def news_command(stream: str, after: bytes, count: int, block_ms: int) -> tuple[Any, ...]:
     """XREAD that is answered as soon as the stream has an entry above ``after``, with None after ``block_ms``. It consumes nothing."""
-    return ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", stream, after)
+    return ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, after)
 
 
 def parse_own(reply: Any) -> list[Entry]:

@@ -24,9 +24,10 @@ read of one stream: masters gather them (common/sources.py).
 
 What an incarnation believes, and why it may
 --------------------------------------------
-The inbox is the authority on what to run, in which order, under which fence; the pending list is where the bodies are. A handler
-starts only while the lease cannot have ended anywhere: its local end is counted from *before* the renewal was sent, on a clock that
-counts suspend. A lease that was lost is never taken up again: the process leaves and its successor is a new incarnation.
+The inbox is the authority on what to run, in which order, under which fence; the pending list is where the bodies are, unless they came
+along, and the only one that knows whether what this process has had before is still to be run. A handler starts only while the lease
+cannot have ended anywhere: its local end is counted from *before* the renewal was sent, on a clock that counts suspend. A lease that was
+lost is never taken up again: the process leaves and its successor is a new incarnation.
 
 Which attempts are counted, and to whom they are charged
 --------------------------------------------------------

@@ -1,13 +1,13 @@
 """Batch reader: inbox -> bodies -> lanes, in batches.
 
 The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked again and no
-wake-up can be missed. The bodies come from the own pending list, exactly those that the records name.
+wake-up can be missed. The bodies come from the own pending list, exactly those that the records name; but for those that the record brings.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from common.attempts import NEVER, Attempts, decode
 from common.keys import Keys
@@ -15,7 +15,17 @@ from common.log import event
 from common.redis_client import Link
 from common.service import Service
 from common.stream_id import ZERO, after, from_rank, rank
-from common.streams import HandOver, TicketStream, parse_bodies, parse_inbox, range_command, read_inbox_command, read_own_command, trim_inbox_command
+from common.streams import (
+    HandOver,
+    InboxRecord,
+    TicketStream,
+    parse_bodies,
+    parse_inbox,
+    range_command,
+    read_inbox_command,
+    read_own_command,
+    trim_inbox_command,
+)
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper
 from consumer.policy.reads import plan_reads
@@ -28,6 +38,12 @@ _ENDING_S = 0.005
 _PAGE = 1000
 #: Records of the inbox read by one call.
 _MOST_RECORDS = 100
+#: Records that stay in the inbox while nothing must be fetched.
+_MOST_UNTRIMMED = 25
+
+
+def _parts(records: Iterable[InboxRecord]) -> list[HandOver]:
+    return [part for record in records for part in record.parts]
 
 
 def _named(hand_overs: Iterable[HandOver]) -> dict[bytes, HandOver]:
@@ -52,7 +68,7 @@ class BatchReader(Service):
         self._lease = lease
         self._last_record = ZERO
         self._highest = -1  # rank of the highest id ever read
-        self._untrimmed = False
+        self._untrimmed = 0  # records that were read
         self._held_up: tuple[bytes, bytes] | None = None  # the next record, which must wait for an acknowledgement, and the ticket of that
         self._waiting: list[HandOver] = []  # in a drain: hand-overs that must wait so
         self.messages = 0
@@ -85,21 +101,22 @@ class BatchReader(Service):
         if not records:
             self._held_up = None
             self._keeper.forget_ended(over)
+            self._trim()
             return 0
-        named = _named(part for _, parts in records for part in parts)
+        named = _named(_parts(records))
         wanted = self._keeper.unknown(named)
         if len(wanted) < len(named):
             records = self._that_may_be_read(records)
             if not records:
                 return 0
-            named = _named(part for _, parts in records for part in parts)
+            named = _named(_parts(records))
             wanted = self._keeper.unknown(named)
         self._held_up = None
-        added = self._fill_lanes(named, wanted)
-        self._last_record = records[-1][0]
+        added = self._fill_lanes(named, wanted, self._brought(records, wanted))
+        self._last_record = records[-1].id
         if found == len(records) < _MOST_RECORDS:
             self._keeper.forget_ended(over)
-        self._untrimmed = True
+        self._untrimmed += len(records)
         return added
 
     def read_rest(self) -> bool:
@@ -107,36 +124,53 @@ class BatchReader(Service):
         not hold up the rest; only its ticket waits, for the next call. Returns whether nothing waits."""
         while True:
             records = self._records(None)
-            parts = [*self._waiting, *(part for _, named in records for part in named)]
+            parts = [*self._waiting, *_parts(records)]
             ending = {part.ticket for part in parts if self._keeper.is_ending(part.ticket, part.ids)}
             ready = _named(part for part in parts if part.ticket not in ending)
-            self._fill_lanes(ready, self._keeper.unknown(ready))
+            self._fill_lanes(ready, self._keeper.unknown(ready), {})
             self._waiting = [part for part in parts if part.ticket in ending]
             if not records:
                 return not self._waiting
-            self._last_record = records[-1][0]
+            self._last_record = records[-1].id
 
-    def _records(self, block_ms: int | None) -> list[tuple[bytes, list[HandOver]]]:
+    def _trim(self) -> None:
+        """What was read need not stay while nothing comes."""
+        if self._untrimmed:
+            self._link.call(*trim_inbox_command(self._inbox, after(self._last_record)))
+            self._untrimmed = 0
+
+    def _records(self, block_ms: int | None) -> list[InboxRecord]:
         command = read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS)
         return list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
 
-    def _that_may_be_read(self, records: list[tuple[bytes, list[HandOver]]]) -> list[tuple[bytes, list[HandOver]]]:
+    def _that_may_be_read(self, records: list[InboxRecord]) -> list[InboxRecord]:
         """Those before the first one that names a message which is about to end here. What waits in a lane and is named again will be run, and
         its acknowledgement will count. But if Redis had the acknowledgement first and lost the group then, the message was handed over anew:
         passed over as one that we hold, it would never be run nor acknowledged. So its record waits until we know."""
-        for number, (record_id, parts) in enumerate(records):
-            ending = next((part.ticket for part in parts if self._keeper.is_ending(part.ticket, part.ids)), None)
+        for number, record in enumerate(records):
+            ending = next((part.ticket for part in record.parts if self._keeper.is_ending(part.ticket, part.ids)), None)
             if ending is not None:
-                if number == 0 and (record_id, ending) != self._held_up:
-                    self._held_up = (record_id, ending)
-                    event(log, "inbox_held_up", level=logging.WARNING, consumer=self._incarnation, record=record_id, ticket=ending)
+                if number == 0 and (record.id, ending) != self._held_up:
+                    self._held_up = (record.id, ending)
+                    event(log, "inbox_held_up", level=logging.WARNING, consumer=self._incarnation, record=record.id, ticket=ending)
                 return records[:number]
         return records
 
-    def _fill_lanes(self, named: dict[bytes, HandOver], wanted: list[bytes]) -> int:
+    def _brought(self, records: list[InboxRecord], wanted: list[bytes]) -> dict[bytes, list[bytes]]:
+        """Bodies that came with the records, by id. Not of what this process may have had before: an acknowledgement that was sent again may have
+        ended it since it was handed over anew, and only the pending list knows."""
+        bodies: dict[bytes, list[bytes]] = {}
+        for record in records:
+            for part in record.parts if bodies else ():
+                for entry_id in part.ids:
+                    bodies.pop(entry_id, None)  # it was handed over anew
+            bodies.update(record.bodies)
+        return {entry_id: bodies[entry_id] for entry_id in wanted if rank(entry_id) > self._highest and entry_id in bodies} if bodies else {}
+
+    def _fill_lanes(self, named: dict[bytes, HandOver], wanted: list[bytes], brought: dict[bytes, list[bytes]]) -> int:
         if not wanted:
             return 0
-        bodies, attempts = self._bodies(wanted)
+        bodies, attempts = self._bodies(wanted, brought)
         missing = [entry_id for entry_id in wanted if bodies.get(entry_id) is None]
         if missing:
             over = self._find(missing, named, bodies)
@@ -145,6 +179,8 @@ class BatchReader(Service):
         elif len(bodies) > len(wanted):
             asked = set(wanted)
             bodies = {entry_id: flat for entry_id, flat in bodies.items() if entry_id in asked}
+        if bodies:
+            self._highest = max(self._highest, rank(next(reversed(bodies))))
         by_ticket: dict[bytes, list[Message]] = {}
         make, lease, charge = self.message_type, self._lease, attempts.get
         for entry_id, flat in bodies.items():
@@ -159,10 +195,21 @@ class BatchReader(Service):
         self.messages += len(wanted)
         return len(wanted)
 
-    def _bodies(self, wanted: list[bytes]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, Attempts]]:
+    def _bodies(self, wanted: list[bytes], brought: dict[bytes, list[bytes]]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, Attempts]]:
         """Bodies by id, in id order, and what is known of attempts under former owners. One that is missing, or None, is not where it should
         be; others may be there too."""
-        reads = plan_reads(wanted, self._keeper.held_ids, self._highest)
+        bodies, attempts = self._fetched([entry_id for entry_id in wanted if entry_id not in brought] if brought else wanted, brought)
+        if brought:
+            bodies.update(brought)
+            bodies = {entry_id: bodies[entry_id] for entry_id in sorted(bodies, key=rank)}
+        return bodies, attempts
+
+    def _fetched(self, wanted: list[bytes], brought: Collection[bytes]) -> tuple[dict[bytes, list[bytes] | None], dict[bytes, Attempts]]:
+        """The same from the pending list, in which those that were ``brought`` are too."""
+        if not wanted and self._untrimmed < _MOST_UNTRIMMED:
+            return {}, {}
+        highest = max(self._highest, *map(rank, brought)) if brought else self._highest
+        reads = plan_reads(wanted, lambda: self._keeper.held_ids().union(brought), highest) if wanted else []
         commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
         commands.append(("EXISTS", self._keys.attempts))
         if self._untrimmed:
@@ -174,10 +221,8 @@ class BatchReader(Service):
                 raise reply
         for reply in read_replies:
             bodies.update(parse_bodies(reply))
-        self._untrimmed = False
-        if bodies:
-            self._highest = max(self._highest, rank(next(reversed(bodies))))
-        return bodies, self._attempts(wanted) if any_charged else {}
+        self._untrimmed = 0
+        return bodies, self._attempts(wanted) if any_charged and wanted else {}
 
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
         charged = self._link.call("HMGET", self._keys.attempts, *wanted)

@@ -6,7 +6,8 @@ Threads and what they own
 
     elect     elector.py         the leader lease: takes it, extends it, takes a new epoch when the dispatcher is in doubt
     dispatch  dispatcher.py      the only owner of the board (policy/dispatch.py): adopts, reads, plans, hands over, recovers; between its
-                                 turns it waits on the doorbell (doorbell.py), which new entries ring in Redis, and other threads here
+                                 turns it waits on the doorbell (doorbell.py), which new entries ring in Redis, and other threads here;
+                                 the doorbell says what has come, and reader.py whether that is all or must be looked at (looks.py)
     roster    roster.py          looks at registrations and leases
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations

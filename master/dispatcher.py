@@ -28,8 +28,9 @@ from master.elector import Lead
 from master.halts import Halts
 from master.idle_sweep import IdleSweep
 from master.intake import sort_out
-from master.leader_steps import NO_NEWS, GroupMoved, LeaderSteps, News, Rejected, RulesMoved
+from master.leader_steps import GroupMoved, LeaderSteps, Misheard, Rejected, RulesMoved
 from master.limits import Limits
+from master.looks import NO_NEWS, News
 from master.mailbox import Changed, Posted, Report
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
@@ -362,7 +363,7 @@ class Dispatcher(Service):
                 reply = self._carry_out(plan, news)
             except (NotNow, RulesMoved, GroupMoved) as refused:
                 self.board.forget(new)
-                self._reader.again()
+                self._reader.again(isinstance(refused, Misheard))
                 self._rules_due |= isinstance(refused, RulesMoved)
                 if isinstance(refused, NotNow):
                     raise

@@ -1,7 +1,8 @@
 """Doorbell: what the dispatcher waits on. Other threads can set it, as a threading.Event, and Redis rings it when there are new entries.
 
 So a new entry wakes the thread that will read it, and no other: between ``XADD`` and hand-over no thread waits for another one. The question
-is a plain XREAD: nothing is consumed, and one whose answer is lost is simply asked again.
+is a plain XREAD: nothing is consumed, and one whose answer is lost is simply asked again. Its answer says what has come, so that where that is
+not much nobody needs to look.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import logging
 import select
 import socket
 import time
+from typing import NamedTuple
 
 from common.clock import now_s
 from common.log import event
 from common.redis_client import NOT_YET, Link
-from common.streams import news_command
+from common.streams import Entry, news_command, parse_own
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,18 @@ _LATE_S = 5.0
 _AGAIN_S, _LONGEST_PAUSE_S = 0.5, 10.0
 #: Shortest pause when waiting itself goes wrong.
 _PAUSE_S = 0.05
+#: Bytes of an answer that are worth a look.
+_MUCH = 32_768
+
+
+class Heard(NamedTuple):
+    """That there is something above ``after`` (or, when that is empty, that nobody knows); ``entries``: all of it, if it is not much."""
+
+    after: bytes
+    entries: list[Entry]
+
+
+_ANYTHING = Heard(b"", [])
 
 
 class Doorbell:
@@ -38,10 +52,11 @@ class Doorbell:
         self._is_set = False
         self._pair: tuple[socket.socket, socket.socket] | None = None  # (written by ``set``, waited on), while there is a thread
         self._asked_until_s: float | None = None  # an answer is under way, and must be here by then
+        self._asked = (b"", 0)  # above which id, for how many
         self._failures = 0
         self._failed = ("", 0.0)  # last: why, and when
         self._again_s = 0.0
-        self._has_rung = False
+        self._heard: Heard | None = None
 
     @property
     def trouble(self) -> str | None:
@@ -86,7 +101,7 @@ class Doorbell:
             timeout = min(timeout, _AGAIN_S)
         ready = poll.poll(max(0.0, timeout) * 1000)
         if self._asked_until_s is None and self._failures and not ready:
-            self._has_rung = True
+            self._heard = _ANYTHING
         for descriptor, _ in ready:
             if descriptor == ear.fileno():
                 _empty(ear)
@@ -97,22 +112,23 @@ class Doorbell:
 
     # ---- as a bell -----------------------------------------------------------------------------------------------------------
 
-    def arm(self, after: bytes) -> None:
-        """Ring when the stream has an entry above ``after``."""
+    def arm(self, after: bytes, most: int) -> None:
+        """Ring when the stream has an entry above ``after``; more than ``most`` are not to be told of."""
         now = now_s()
         if self._asked_until_s is not None or now < self._again_s:
             return
         try:
-            self._link.ask(*news_command(self._stream, after, round(_BLOCK_S * 1000)))
+            self._asked = (after, most)
+            self._link.ask(*news_command(self._stream, *self._asked, round(_BLOCK_S * 1000)))
         except Exception as trouble:
             self._cannot_hear(f"{type(trouble).__name__}: {trouble}")
         else:
             self._asked_until_s = now + _BLOCK_S + _LATE_S
 
-    def has_rung(self) -> bool:
-        """Whether it rang since this was asked last."""
-        rung, self._has_rung = self._has_rung, False
-        return rung
+    def heard(self) -> Heard | None:
+        """What it said since this was asked last; None: it did not ring."""
+        heard, self._heard = self._heard, None
+        return heard
 
     def close(self) -> None:
         self._link.close()
@@ -123,7 +139,17 @@ class Doorbell:
         answer = self._link.answer()
         if answer is not NOT_YET:
             self._asked_until_s, self._failures = None, 0
-            self._has_rung = answer is not None
+            if answer is not None:
+                self._heard = self._understood(parse_own(answer))
+
+    def _understood(self, entries: list[Entry]) -> Heard:
+        after, count = self._asked
+        size = sum(len(part) for entry in entries for part in entry.fields or ())
+        return Heard(after, entries if len(entries) < count and size <= _MUCH else [])
+
+    def mistrust(self) -> None:
+        """What it says is not what is in the stream: it may be connected to another server."""
+        self._cannot_hear("it told of entries that the leader did not find")
 
     def _cannot_hear(self, why: str) -> None:
         """Nobody knows what is in the stream: as if it had rung."""
@@ -133,7 +159,7 @@ class Doorbell:
         self._link.close()
         self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))
         self._failures, self._failed = self._failures + 1, (why, now)
-        self._asked_until_s, self._has_rung = None, True
+        self._asked_until_s, self._heard = None, _ANYTHING
 
 
 def _empty(ear: socket.socket) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from common.errors import MessageUndecodable
 from common.message import LONGEST_TICKET, check_ticket, unkeyed_ticket
-from master.leader_steps import Found, Rejected
+from master.leader_steps import Rejected
+from master.looks import Found
 
 #: What may be shown of a ticket id that nobody can use.
 _SHOWN = 64

@@ -16,8 +16,9 @@ from common.keys import Keys, LogKeys
 from common.message import LONGEST_TICKET
 from common.scripts import ScriptRunner, ids_argument, sizes_argument
 from common.stream_id import Position
-from common.streams import separator
+from common.streams import Entry, separator
 from master.counts import LeaderCounts
+from master.looks import NO_NEWS, Found, News, Reading, digest
 from master.policy.plans import HandOverPlan, HandOverReply, Part, TargetReply
 from master.policy.ruled import Condemned
 
@@ -30,25 +31,8 @@ class GroupMoved(UsherError):
     """Somebody else read from the group, or set its position, since the news were seen: nothing was done with them."""
 
 
-class Found(NamedTuple):
-    """An entry: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
-
-    id: bytes
-    ticket: bytes | None
-    size: int = 0
-
-
-class News(NamedTuple):
-    """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no more. ``is_miscounted``: they
-    are all, and the lag that Redis tells is another number."""
-
-    position: bytes
-    found: list[Found]
-    is_all: bool
-    is_miscounted: bool = False
-
-
-NO_NEWS = News(b"", [], True)
+class Misheard(GroupMoved):
+    """What was heard is not what comes next, or not any more: nothing was done with it either."""
 
 
 class ParkedPage(NamedTuple):
@@ -107,14 +91,14 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
     return found
 
 
-def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, int]:
-    """Position, last id, those that are not planned, what of the plan is not in the news, and what of the lag (see lua/hand_over.lua)."""
+def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, int, str]:
+    """Position, last id, those that are not planned, what of the plan is not in the news, and how they were seen (lua/hand_over.lua)."""
     if not news.found:
-        return b"", b"", b"[]", b"[]", 0
+        return b"", b"", b"[]", b"[]", 0, ""
     ids = list(map(itemgetter(0), news.found))
     seen, taken = set(ids), set(chain.from_iterable(planned))
     left, old = ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
-    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), int(news.is_miscounted)
+    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), int(news.is_all), news.heard
 
 
 class LeaderSteps:
@@ -133,6 +117,7 @@ class LeaderSteps:
         self._scripts = scripts
         self._keys = keys
         self._reading = (ticket_field, LONGEST_TICKET, longest_message)
+        self._read = Reading(ticket_field.encode(), longest_message)
         self._counts = counts or LeaderCounts()
         self.epoch = epoch
         self.spread = spread
@@ -143,10 +128,15 @@ class LeaderSteps:
         self.reject(())
 
     def peek(self, count: int) -> News:
-        """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them. Raises GroupMissing."""
+        """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them; so do their bodies. Raises GroupMissing."""
         keys = self._keys
-        _, position, is_all, is_miscounted, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
-        return News(position, _found(flat), bool(is_all), bool(is_miscounted))
+        _, position, is_all, size, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
+        return News(position, _found(flat), bool(is_all), size)
+
+    def heard(self, position: bytes, entries: Sequence[Entry], count: int) -> News:
+        """Of all entries above ``position``, as another connection told, up to ``count``."""
+        taken = entries[:count]
+        return self._read.news(position, taken, len(taken) == len(entries), digest(taken))
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
         """The next page of what is pending under ``master``, above id ``after``."""
@@ -171,7 +161,7 @@ class LeaderSteps:
         """Carry out a plan; what was refused is in the reply. All of the ``news`` are taken by it: what of them gets no owner is under ``master``
         then. Raises RulesMoved, and GroupMoved."""
         keys = self._keys
-        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
+        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.attempts]
         parts: list[Part] = []
         targets: list[Any] = []
         for target in plan.targets:
@@ -193,6 +183,8 @@ class LeaderSteps:
         if state == b"RULES":
             raise RulesMoved
         if state == b"MOVED":
+            if fence == news.position:
+                raise Misheard(f"other entries than those that were heard of follow {fence.decode()}")
             raise GroupMoved(f"the group was at {news.position.decode()}, and is at {fence.decode()}")
         answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
         reply = HandOverReply(int(fence or 0), answers)

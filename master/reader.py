@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from common.log import event
 from common.stream_id import ZERO, rank
 from master.doorbell import Doorbell
-from master.leader_steps import LeaderSteps, News
+from master.leader_steps import LeaderSteps
 from master.limits import Limits
+from master.looks import News, most_to_tell
 from master.policy.dispatch import Board
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 #: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
 #: ids never rings (REDIS-FACTS C1).
 IDLE_READ_S = 2.0
+#: So often in a row. Once it may be that an entry was deleted since it was heard of.
+_MISHEARD = 3
 
 
 class Reader:
@@ -32,6 +35,8 @@ class Reader:
         self._doorbell = doorbell
         self._dry_since_s = 0.0
         self._may_have_more = True  # in the stream, as far as we know
+        self._most = 1  # entries that the doorbell may tell of
+        self._misheard = 0  # times in a row that what the doorbell told was not what is there
         self.last_read = ZERO
         self.repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
 
@@ -39,30 +44,44 @@ class Reader:
         """A new epoch begins here."""
         self.last_read, self.repeats_until = last_delivered, repeats_until
         self._dry_since_s = 0.0
+        self._most, self._misheard = 1, 0
+        self._may_have_more = True
+        if self._doorbell is not None:
+            self._doorbell.heard()  # it may be of long ago
 
     def look(self, board: Board, steps: LeaderSteps, now_s: float) -> News | None:
         """New entries; None when there was no reason to look: no consumer has room, or nobody said that there are any."""
         count = self._room(board)
-        if self._doorbell is None or self._doorbell.has_rung():
+        heard = self._doorbell.heard() if self._doorbell is not None else None
+        if self._doorbell is None or heard is not None:
             self._may_have_more = True
         if count <= 0 or (not self._may_have_more and now_s - self._dry_since_s < IDLE_READ_S):
             return None
         self._may_have_more = False
-        news = steps.peek(count)
+        if heard is not None and heard.entries and heard.after == self.last_read:
+            news = steps.heard(heard.after, heard.entries, count)
+        else:
+            news = steps.peek(count)
+        if news.found:
+            self._most = most_to_tell(len(news.found), news.size)
         self._may_have_more = not news.is_all  # if so, no need to wait for the bell
         if news.is_all:
             self._dry_since_s = now_s
         if not news.found:  # rung for nothing: somebody else may have read from the group, and the bell must not ring for that for ever
             self.last_read = news.position
+            if heard is not None and heard.after == news.position:
+                self._mishear()
         return news
 
-    def again(self) -> None:
+    def again(self, misheard: bool) -> None:
         """What was seen was not taken."""
         self._may_have_more = True
+        if misheard:
+            self._mishear()
 
     def took(self, news: News) -> None:
         """The group has been given these."""
-        self.last_read = news.found[-1].id
+        self.last_read, self._misheard = news.found[-1].id, 0
 
     def repeats(self, entries: Sequence[tuple[bytes, bytes]]) -> int:
         """How many of these (id, ticket), in id order, the group was given before it was lost: the first of them."""
@@ -72,12 +91,18 @@ class Reader:
 
     def is_past_repeats(self, news: News) -> bool:
         """Whether with these all has come that the group is given a second time."""
-        return self.repeats_until is not None and (news.is_all or rank(self.last_read) >= rank(self.repeats_until))
+        return self.repeats_until is not None and ((news.is_all and not news.heard) or rank(self.last_read) >= rank(self.repeats_until))
 
     def arm(self, board: Board) -> None:
         """Have the doorbell ring for what comes next, if there is room for it."""
         if self._doorbell is not None and self._room(board) > 0:
-            self._doorbell.arm(self.last_read)
+            self._doorbell.arm(self.last_read, self._most)
+
+    def _mishear(self) -> None:
+        self._misheard += 1
+        if self._misheard >= _MISHEARD and self._doorbell is not None:
+            self._doorbell.mistrust()
+            self._misheard = 0
 
     def _room(self, board: Board) -> int:
         if board.parked >= self._limits.parked:

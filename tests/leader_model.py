@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 
 from common.registration import name_of
 from master.halts import Halts
-from master.leader_steps import Found, GroupMoved, News, Rejected, RulesMoved
+from master.leader_steps import GroupMoved, Rejected, RulesMoved
+from master.looks import Found, News
 from master.policy.dispatch import Board
 from master.policy.plans import NOTHING, HandOverPlan, Verdict
 from master.recoverer import Recoverer

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from common.registration import Registration, name_of
 from common.stream_id import ZERO, rank
-from master.leader_steps import NO_NEWS, Found, Freed, GroupMoved, News, ParkedPage, TakenPage
+from master.leader_steps import Freed, GroupMoved, ParkedPage, TakenPage
+from master.looks import NO_NEWS, Found, News
 from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply
 from master.roster import Member
 

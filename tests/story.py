@@ -27,7 +27,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from master.leader_steps import NO_NEWS, News, TakenPage
+from master.leader_steps import TakenPage
+from master.looks import NO_NEWS, News
 from master.policy.plans import HandOverPlan, HandOverReply
 from master.policy.tickets import Standing, Ticket
 from tests.leader_model import Leader

@@ -115,9 +115,9 @@ class _Member:
     async def _read(self) -> None:
         inbox, last, wire = self._place.keys.inbox(self._incarnation), ZERO, await _Wire.open(self._place.redis_url)
         while True:
-            for record_id, parts in parse_inbox(await wire.call(*read_inbox_command(inbox, last, _BLOCK_MS))):
-                last = record_id
-                self._held += [entry_id for part in parts for entry_id in part.ids]
+            for record in parse_inbox(await wire.call(*read_inbox_command(inbox, last, _BLOCK_MS))):
+                last = record.id
+                self._held += [entry_id for part in record.parts for entry_id in part.ids]
 
 
 async def _main(redis_url: str, stream: str, group: str, master_url: str, count: int) -> None:

@@ -1,17 +1,20 @@
 -- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries that the group was
 --            not given yet (the news of a peek) come from the stream itself: all of them are taken here, those that get no owner by `master`.
--- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, then for each target: its lease, its inbox
+-- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, 6 attempts, then for each target: its lease, its inbox
 -- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 the version of the live rules that the plan was made by, 6 what
 --       separates tickets in an inbox record (common/streams.py: separator), 7 the ids of all tickets, of each in id order, 8 the number of
 --       them of each ticket (both JSON: one long argument costs less than many), 9 the last id that the group was given when the news were
 --       seen ("": there are none), 10 the last id of the news, 11 those of the news that are not in the plan, 12 those ids of the plan that are
---       not in the news (both JSON), 13 "1" when the group's lag was seen to be wrong, then the tickets, all target by target; then for each
---       target: incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which stand
---       behind them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
+--       not in the news (both JSON), 13 "1" when there were no more than these, 14 the digest of news that were heard (a few, over another
+--       connection; master/looks.py: digest), "": they were seen here, then the tickets, all target by target; then for each target:
+--       incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which stand behind
+--       them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
---        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call.
+--        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call. If all of its ids were heard, are
+--        small together and were not tried before, it brings the bodies too: id, number of names and values, then these; the next id, ...
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was given} (it is not what it
---          was when the news were seen: nothing happened), or {"OK", fence of this call or "", then for each target:
+--          was when the news were seen, or what was heard is not what comes next: nothing happened), or {"OK", fence of this call or "", then
+--          for each target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for somebody else than `master`);
@@ -43,12 +46,29 @@ local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 --    pending for anybody, unless somebody set the group back or claimed ahead of it; then it is taken from whoever has it, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
 local left, old = cjson.decode(ARGV[11]), {} -- left: of the news, what `master` gets
-local names_at = 13 -- ticket number i is args[names_at + i], its record is records[i]
+local heard = ARGV[14] ~= '' and {} -- bodies by id
+local names_at = 14 -- ticket number i is args[names_at + i], its record is records[i]
 local records = records_of(tickets_key, args, names_at + 1, #sizes)
 local parked = {}
 local complete = false
 local seen = #ids + #left -- entries of the news
 for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
+if heard then
+  -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must be just what follows, up
+  -- to the last of them.
+  local next_ids, parts = {}, {}
+  local function digest(part) parts[#parts + 1] = #part .. ':' .. part end
+  for n, entry in ipairs(redis.call('XRANGE', stream, '(' .. position, args[10], 'COUNT', seen + 1)) do
+    next_ids[n], heard[entry[1]] = entry[1], entry[2]
+    digest(entry[1])
+    for _, part in ipairs(entry[2]) do digest(part) end
+  end
+  if redis.sha1hex(concat(parts)) ~= args[14] then return {'MOVED', position} end
+  -- How often they were tried is known of those that come again after the group was lost; that their owner must ask.
+  for n, tried in ipairs(redis.call('HMGET', KEYS[6], unpack(next_ids))) do
+    if tried then heard[next_ids[n]] = nil end
+  end
+end
 if not has_news or next(old) then
   local limit = 2 * #ids + 100
   local rows = redis.call('XPENDING', stream, group, ARGV[3], ARGV[4], limit, 'master')
@@ -99,12 +119,12 @@ end
 
 local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at + 1 + #sizes
 redis.call('XLEN', KEYS[5])
-for t = 1, (#KEYS - 5) / 2 do
+for t = 1, (#KEYS - 6) / 2 do
   local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
   -- ids: what is claimed. Of what is given: numbers of tickets, their ids as one line, and their fences or false
-  local target = {name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0, given = {}, lines = {}, fences = {}, refused = {}, fresh = {}}
+  local target = {name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0, given = {}, lines = {}, fences = {}, refused = {}, fresh = {}}
   targets[t], target.first = target, last + 1
-  target.state = STATES[redis.call('GET', KEYS[4 + 2 * t]) or ''] or 'LOST'
+  target.state = STATES[redis.call('GET', KEYS[5 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
     redis.call('XLEN', target.inbox) -- what is no stream fails here, before anything has changed
     local n, wants = 0, false
@@ -182,6 +202,21 @@ local function left_of(target, ticket, ids, over, has, gone)
   return without(ids, over)
 end
 
+-- What spares the owner to fetch it. Some bodies without the others would spare it nothing.
+local SMALL = 8192
+local function add_bodies(record, target_ids, over)
+  local bytes = over and SMALL + 1 or 0
+  for _, id in ipairs(target_ids) do
+    for _, part in ipairs(heard[id] or {}) do bytes = bytes + #part + 8 end
+    if bytes > SMALL or not heard[id] then return end
+  end
+  for _, id in ipairs(target_ids) do
+    local fields, n = heard[id], #record
+    record[n + 1], record[n + 2] = id, #fields
+    for k = 1, #fields do record[n + 2 + k] = fields[k] end
+  end
+end
+
 local fence = ''
 local read = has_news and entries_read(stream, facts, seen, args[10], args[13] == '1')
 if has_news then move_group(stream, group, position, facts['entries-read']) end
@@ -210,7 +245,9 @@ for _, target in ipairs(targets) do
     end
     in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
     if n > 0 then
-      redis.call('XADD', target.inbox, '*', 'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'))
+      local record = {'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n')}
+      if heard then add_bodies(record, target.ids, over) end
+      redis.call('XADD', target.inbox, '*', unpack(record))
     end
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}

@@ -1,10 +1,10 @@
 -- peek: look at the entries that come next. Nothing is read from the group by it: hand_over takes what was seen here.
 -- KEYS: 1 stream, 2 leader
 -- ARGV: 1 group, 2 epoch, 3 count, 4 ticket field, 5 longest ticket in bytes, 6 longest message in bytes (0: any)
--- Returns: {"FENCED"} or {"OK", last id that the group was given, 1 when there are no more than these or 0, 1 when the group's lag is another
---          number than these all or 0, id, ticket, id, ticket, ...}, fewer than asked for when there are no more or when these are large; a
---          ticket is nil when the entry has no such field, one byte longer than allowed when it is too long, and {ticket, bytes} when the
---          entry is too large. Only id and ticket travel: the consumer reads the body.
+-- Returns: {"FENCED"} or {"OK", last id that the group was given, 1 when there are no more than these or 0, bytes of them all, id, ticket, id,
+--          ticket, ...}, fewer than asked for when there are no more or when these are large; a ticket is nil when the entry has no such field,
+--          one byte longer than allowed when it is too long, and {ticket, bytes} when the entry is too large. Only id and ticket travel: the
+--          consumer reads the body.
 -- Why Lua: position and entries are of one moment, and the bodies stay here. A lost reply costs nothing. A deposed master that is still
 --          blocked in an XREADGROUP of its own would be served entries and strand them; this one can be served what it likes.
 -- Memory: refused when full
@@ -32,5 +32,5 @@ repeat
   chunk = math.max(1, math.floor((ENOUGH - bytes) / math.max(1, 2 * bytes / math.max(1, n - 4))))
 until is_all or left <= 0 or bytes >= ENOUGH
 reply[3] = is_all and 1 or 0
-reply[4] = is_all and group['lag'] and group['lag'] ~= (n - 4) / 2 and 1 or 0
+reply[4] = bytes
 return reply

@@ -42,6 +42,7 @@ from master.limits import Limits
 from master.mailbox import Report
 from master.membership import Membership
 from master.roster import read_roster
+from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, LEASE_MS, World
 
 #: Starts of a handler for one message.
@@ -338,7 +339,8 @@ class MasterActor:
         self.keys = keys
         self.lead = Lead()
         self.link = TroubledLink(dispatch_url or url, f"test:{name}:dispatch")
-        self.dispatcher = Dispatcher(self.link, keys, self.lead, limits)
+        self.ear = Ear(dispatch_url or url, f"test:{name}:ear", keys.stream)
+        self.dispatcher = Dispatcher(self.link, keys, self.lead, limits, self.ear)
         self.link.knows(self.dispatcher._scripts)
         self.elect_link = TroubledLink(url, f"test:{name}:elect")
         self.elector = Elector(self.elect_link, keys, self.lead, f"http://{name}", LEASE_MS, lambda: True)
@@ -363,6 +365,10 @@ class MasterActor:
     def look(self) -> None:
         """The roster reader's turn."""
         self.dispatcher.post(read_roster(self._roster_link, self.keys))
+
+    def listen(self) -> None:
+        """The doorbell hears what is new to the dispatcher."""
+        self.ear.listen(self.dispatcher._reader.last_read)
 
     def hear(self) -> None:
         """The turn of who waits for changed tickets."""
@@ -401,7 +407,7 @@ class MasterActor:
         self.janitor.run_once()
 
     def crash(self) -> None:
-        for link in (self.link, self.elect_link, self.reap_link, self._roster_link, self._change_link):
+        for link in (self.link, self.elect_link, self.reap_link, self._roster_link, self._change_link, self.ear):
             link.close()
 
     close = crash

@@ -16,9 +16,10 @@ from common.keys import HALTED, MASTER, Keys
 from common.redis_client import Link
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
-from common.streams import HandOver, Record, TicketStream, pairs, parse_inbox, parse_record
+from common.streams import HandOver, InboxRecord, Record, TicketStream, pairs, parse_inbox, parse_own, parse_record
 from consumer.owner_steps import Buried, Letter, OwnerSteps
-from master.leader_steps import Found, LeaderSteps
+from master.leader_steps import LeaderSteps
+from master.looks import Found, News
 from master.membership import Membership
 from master.policy.plans import NOBODY, NOTHING, RETURNED, TAIL, HandOverPlan, HandOverReply, Part, TargetPlan
 
@@ -227,8 +228,11 @@ class World:
 
     def inbox(self, owner: Owner) -> list[HandOver]:
         """All hand-overs in its inbox, of all records, in order."""
-        reply = self.link.call("XREAD", "STREAMS", self.keys.inbox(owner.incarnation), "0")
-        return [part for _, parts in parse_inbox(reply) for part in parts]
+        return [part for record in self.inbox_records(owner.incarnation) for part in record.parts]
+
+    def inbox_records(self, incarnation: str) -> list[InboxRecord]:
+        """The records of an inbox, with the bodies that they bring."""
+        return list(parse_inbox(self.link.call("XREAD", "STREAMS", self.keys.inbox(incarnation), "0")))
 
     def dead(self) -> list[dict[bytes, bytes]]:
         """The dead letters, each as a mapping."""
@@ -294,6 +298,12 @@ def fetch(leader: LeaderSteps, count: int) -> list[Found]:
     if news.found:
         leader.hand_over(NOTHING, news)
     return news.found
+
+
+def hear(world: World, leader: LeaderSteps, count: int = 1000) -> News:
+    """The news as the doorbell tells them: all that a plain XREAD finds above the group's position."""
+    position = world.stream.last_delivered()
+    return leader.heard(position, parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, position)), count)
 
 
 def plan(owner: Owner | str, parts: Mapping[bytes, Sequence[bytes]], believed: Mapping[bytes, bytes] | None = None) -> HandOverPlan:

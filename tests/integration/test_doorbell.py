@@ -48,36 +48,52 @@ def later(step: object) -> threading.Thread:
 
 def test_an_entry_rings_it_once_and_is_not_consumed(doorbell: Doorbell, world: World) -> None:
     first = world.add(b"1-0", "ticket_id", "T")
-    doorbell.arm(first)
+    doorbell.arm(first, 32)
     thread = later(lambda: world.add(b"2-0", "ticket_id", "T"))
     assert 0.05 < waits(doorbell) < PATIENCE_S
     thread.join()
-    assert doorbell.has_rung()
-    assert not doorbell.has_rung(), "it was told"
+    assert doorbell.heard()
+    assert doorbell.heard() is None, "it was told"
     assert world.stream.group_facts()[b"last-delivered-id"] == b"0-0"
     assert waits(doorbell, 0.05) < 1, "nothing is asked until it is armed again"
-    assert not doorbell.has_rung()
-    doorbell.arm(first)
+    assert doorbell.heard() is None
+    doorbell.arm(first, 32)
     waits(doorbell)
-    assert doorbell.has_rung(), "what was there before it was armed rings too"
+    assert doorbell.heard(), "what was there before it was armed rings too"
+
+
+def test_it_says_what_has_come_if_that_is_all(doorbell: Doorbell, world: World) -> None:
+    first, second, third = world.send(b"T", b"1-1", b"2-1", b"3-1")
+    doorbell.arm(first, 3)
+    waits(doorbell)
+    heard = doorbell.heard()
+    assert heard is not None
+    assert (heard.after, [entry.id for entry in heard.entries]) == (first, [second, third])
+    assert heard.entries[0].fields == [b"ticket_id", b"T", b"body", b"body of 2-1"]
+    for most in (1, 2):
+        doorbell.arm(first, most)
+        waits(doorbell)
+        heard = doorbell.heard()
+        assert heard is not None
+        assert heard.entries == [], f"there may be more than the {most} it was to say"
 
 
 def test_a_large_entry_rings_it_though_it_comes_in_parts(doorbell: Doorbell, world: World) -> None:
     world.link.call("XADD", world.keys.stream, "*", "ticket_id", "T", "body", b"x" * 8_000_000)
-    doorbell.arm(b"0-0")
-    until(lambda: waits(doorbell, 1.0) >= 0 and doorbell.has_rung())
+    doorbell.arm(b"0-0", 32)
+    until(lambda: waits(doorbell, 1.0) >= 0 and doorbell.heard() is not None)
 
 
 def test_a_thread_that_sets_it_ends_the_wait_and_the_question_goes_on(doorbell: Doorbell, world: World) -> None:
-    doorbell.arm(b"0-0")
+    doorbell.arm(b"0-0", 32)
     thread = later(doorbell.set)
     assert waits(doorbell) < PATIENCE_S
     thread.join()
-    assert not doorbell.has_rung()
+    assert doorbell.heard() is None
     doorbell.clear()
     world.add(b"1-0", "ticket_id", "T")
     waits(doorbell)
-    assert doorbell.has_rung()
+    assert doorbell.heard()
 
 
 def test_set_before_the_wait_ends_it_at_once_and_clear_takes_it_back(doorbell: Doorbell) -> None:
@@ -118,23 +134,23 @@ def test_no_wake_up_of_many_threads_is_lost(doorbell: Doorbell) -> None:
 
 
 def test_a_connection_that_breaks_is_as_if_it_had_rung_and_is_made_again(doorbell: Doorbell, world: World) -> None:
-    doorbell.arm(b"0-0")
+    doorbell.arm(b"0-0", 32)
     waits(doorbell, 0.01)
     clients = world.link.call("CLIENT", "LIST").decode().splitlines()
     (client,) = [line for line in clients if "name=test:doorbell" in line]
     world.link.call("CLIENT", "KILL", "ID", client.split()[0].partition("=")[2])
     assert waits(doorbell) < PATIENCE_S
-    assert doorbell.has_rung()
+    assert doorbell.heard()
     assert doorbell.trouble is not None and doorbell.trouble.startswith("doorbell: ReplyUnknown")
-    doorbell.arm(b"0-0")  # too early
+    doorbell.arm(b"0-0", 32)  # too early
     assert waits(doorbell) < PATIENCE_S
-    assert doorbell.has_rung(), "meanwhile the stream is read every so often"
-    doorbell.arm(b"0-0")
+    assert doorbell.heard(), "meanwhile the stream is read every so often"
+    doorbell.arm(b"0-0", 32)
     waits(doorbell, 0.2)
-    assert not doorbell.has_rung(), "now it is asked"
+    assert doorbell.heard() is None, "now it is asked"
     world.add(b"1-0", "ticket_id", "T")
     waits(doorbell)
-    assert doorbell.has_rung()
+    assert doorbell.heard()
     assert doorbell.trouble is None
 
 
@@ -161,7 +177,7 @@ def test_it_connects_ever_more_rarely_where_connecting_hangs(monkeypatch: pytest
 
     doorbell = Doorbell(Hanging(), "s")  # type: ignore[arg-type]
     while now[0] < 160:
-        doorbell.arm(b"0-0")
+        doorbell.arm(b"0-0", 32)
         now[0] += 0.1
     assert 5 <= len(tries) <= 12
 
@@ -179,9 +195,9 @@ def test_an_answer_that_never_comes_is_not_waited_for_for_ever(world: World, mon
 
     with Proxy(world.link.url, drop) as proxy:
         doorbell = Doorbell(Link(proxy.url, "test:doorbell"), world.keys.stream)
-        doorbell.arm(b"0-0")
+        doorbell.arm(b"0-0", 32)
         assert 0.3 < waits(doorbell) < PATIENCE_S
-        assert doorbell.has_rung()
+        assert doorbell.heard()
         assert doorbell.trouble == "doorbell: Redis does not answer"
         assert dropped
         doorbell.close()
@@ -193,9 +209,9 @@ def test_a_redis_that_is_away_is_asked_again_in_its_own_time() -> None:
         doorbell = Doorbell(Link(f"redis://127.0.0.1:{nobody.getsockname()[1]}", "test:doorbell"), "s")
         turns, until_s = 0, now_s() + 1.2
         while now_s() < until_s:
-            doorbell.arm(b"0-0")
+            doorbell.arm(b"0-0", 32)
             waits(doorbell, 5.0)
-            turns += doorbell.has_rung()
+            turns += doorbell.heard() is not None
         assert 1 <= turns <= 4
         assert doorbell.trouble is not None
         doorbell.close()
@@ -210,7 +226,7 @@ def test_a_service_that_waits_on_it_survives_the_abuse_of_the_contract(world: Wo
             super().__init__(self.bell)
 
         def run_once(self) -> float:
-            self.bell.arm(b"0-0")
+            self.bell.arm(b"0-0", 32)
             return 1000.0
 
         def on_end(self) -> None:
@@ -225,5 +241,5 @@ def test_waiting_that_fails_ends_no_thread(doorbell: Doorbell, monkeypatch: pyte
 
     monkeypatch.setattr(doorbell_module, "_pair", no_more_files)
     assert 0 < waits(doorbell) < 5
-    assert doorbell.has_rung()
+    assert doorbell.heard()
     assert doorbell.trouble == "doorbell: OSError: too many open files"

@@ -11,7 +11,8 @@ import pytest
 
 from common.stream_id import rank
 from common.streams import pairs
-from master.leader_steps import LeaderSteps, News
+from master.leader_steps import LeaderSteps
+from master.looks import News
 from master.policy.plans import NOTHING, HandOverPlan
 from tests.integration.factories import World, plan
 

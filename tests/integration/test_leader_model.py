@@ -18,8 +18,9 @@ from common.streams import TicketStream, pairs, parse_record
 from consumer.owner_steps import Buried, Letter, OwnerSteps
 from master.actions import By
 from master.dead_letters import DeadLetters
-from master.leader_steps import NO_NEWS, Found, Freed, GroupMoved, LeaderSteps, News, ParkedPage, RulesMoved, TakenPage
+from master.leader_steps import Freed, GroupMoved, LeaderSteps, ParkedPage, RulesMoved, TakenPage
 from master.live_rules import LiveRules
+from master.looks import NO_NEWS, Found, News
 from master.policy.plans import HandOverPlan, HandOverReply
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Target, rule_id

@@ -9,7 +9,8 @@ import pytest
 from common.errors import Fenced, GroupMissing, NotNow
 from common.message import LONGEST_TICKET
 from common.stream_id import rank
-from master.leader_steps import Found, LeaderSteps, News
+from master.leader_steps import LeaderSteps
+from master.looks import Found, News
 from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, fetch
 from tests.integration.memory import full_memory
 
@@ -141,6 +142,14 @@ def test_an_entry_that_is_larger_than_allowed_says_how_large(world: World) -> No
     assert small == Found(b"1-1", b"T")
     assert (large.id, large.ticket) == (b"2-1", b"T")
     assert large.size >= 1000
+
+
+def test_how_large_they_are_together_is_told(world: World) -> None:
+    leader = world.elect()
+    world.add(b"1-1", FIELD, "T", "body", b"x" * 1000)
+    assert leader.peek(10).size == len(FIELD) + 1 + len("body") + 1000
+    world.add(b"2-1", FIELD, "T", "body", b"x" * 1000)
+    assert leader.peek(10).size == 2 * leader.peek(1).size
 
 
 def test_a_deposed_leader_sees_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:

@@ -54,6 +54,7 @@ _MEANWHILE = [
     "stranger_reads",
     "delete_unread",
     "send_one",
+    "listen",
 ]
 #: (before which call of the turn, what, some).
 _MOVES = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(_MEANWHILE), _SOME), max_size=3)
@@ -104,20 +105,26 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
             self.register(number)
         self.elect(0)
 
-    @rule(tickets=_TICKETS, some=_SOME, moves=_MOVES, looks=st.booleans())
-    def messages_come_and_a_master_turns(self, tickets: list[bytes], some: int, moves: Moves, looks: bool) -> None:
+    @rule(tickets=_TICKETS, some=_SOME, moves=_MOVES, looks=st.booleans(), listens=st.booleans())
+    def messages_come_and_a_master_turns(self, tickets: list[bytes], some: int, moves: Moves, looks: bool, listens: bool) -> None:
         self._send(tickets)
         master = self._master(some)
+        if listens:
+            master.listen()
         if looks:
             master.look()
         with self._meanwhile(master.link, moves):
             master.turn()
             master.turn()
 
-    @rule(tickets=_TICKETS, some=_SOME, step=st.sampled_from(LEADER_STEPS), trouble=_TROUBLE, moves=_MOVES)
-    def a_master_turns_and_loses_a_reply(self, tickets: list[bytes], some: int, step: str, trouble: Trouble, moves: Moves) -> None:
+    @rule(tickets=_TICKETS, some=_SOME, step=st.sampled_from(LEADER_STEPS), trouble=_TROUBLE, moves=_MOVES, listens=st.booleans())
+    def a_master_turns_and_loses_a_reply(
+        self, tickets: list[bytes], some: int, step: str, trouble: Trouble, moves: Moves, listens: bool
+    ) -> None:
         self._send(tickets)
         master = self._master(some)
+        if listens:
+            master.listen()
         master.look()
         master.link.troubles = {step: trouble}
         with self._meanwhile(master.link, moves):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from common.errors import NotNow
 from common.message import LONGEST_TICKET
-from master.leader_steps import Found, LeaderSteps, News
+from master.leader_steps import LeaderSteps
+from master.looks import Found, News
 from tests.chaos.mutants.edits import LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import Stage, Trouble

@@ -8,7 +8,8 @@ import pytest
 
 from common.errors import Fenced
 from common.message import LONGEST_TICKET
-from master.leader_steps import Found, LeaderSteps
+from master.leader_steps import LeaderSteps
+from master.looks import Found
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 
 
@@ -83,14 +84,14 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     assert leader.read_parked(None, 10).found == [Found(entry_id, ticket)]
 
 
-def test_tickets_that_nobody_can_use_come_as_they_came_from_fetch(world: World) -> None:
+def test_tickets_that_nobody_can_use_come_as_they_were_seen_but_cut(world: World) -> None:
     leader = world.elect()
     world.add(b"1-1", "other", "x")
     world.send(b"", b"2-1")
     world.send(b"x" * 100_000, b"3-1")
-    fetched = fetch(leader, 10)
+    seen = fetch(leader, 10)
     page = leader.read_parked(None, 10)
-    assert page.found == fetched
+    assert page.found[:2] == seen[:2]
     assert [found.ticket for found in page.found] == [None, b"", b"x" * (LONGEST_TICKET + 1)]
 
 

@@ -10,7 +10,8 @@ from common.errors import Fenced
 from common.message import LONGEST_TICKET
 from common.redis_client import CommandRefused
 from master.intake import sort_out
-from master.leader_steps import Found, LeaderSteps, Rejected
+from master.leader_steps import LeaderSteps, Rejected
+from master.looks import Found
 from tests.integration.factories import FIELD, World, fetch
 
 

@@ -14,7 +14,8 @@ from consumer.journal import Former
 from consumer.owner_steps import Letter
 from consumer.policy.quarantine import Left
 from consumer.predecessor import note_crash
-from master.leader_steps import Found, LeaderSteps, News, Rejected
+from master.leader_steps import LeaderSteps, Rejected
+from master.looks import Found, News
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Target
 from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan

@@ -14,7 +14,8 @@ import pytest
 from common.errors import NotNow
 from common.scripts import source
 from consumer.owner_steps import Buried, Letter
-from master.leader_steps import Found, Freed, LeaderSteps, Rejected
+from master.leader_steps import Freed, LeaderSteps, Rejected
+from master.looks import Found
 from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from common.errors import Fenced, GroupMissing
-from master.leader_steps import Found, Freed, LeaderSteps, Swept
+from master.leader_steps import Freed, LeaderSteps, Swept
+from master.looks import Found
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 
 _IDLE_MS = 100_000

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import Fenced
-from master.leader_steps import Found, Freed, LeaderSteps, TakenPage
+from master.leader_steps import Freed, LeaderSteps, TakenPage
+from master.looks import Found
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World
 
 

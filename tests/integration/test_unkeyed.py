@@ -10,7 +10,8 @@ from common.errors import GiveUp
 from common.message import unkeyed_ticket
 from consumer.owner_steps import Buried, Letter
 from master.intake import sort_out
-from master.leader_steps import Found, LeaderSteps, Rejected
+from master.leader_steps import LeaderSteps, Rejected
+from master.looks import Found
 from master.status import StatusReader
 from master.web.api import read_report
 from tests.integration.actors import MasterActor, Stage

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import precondition, rule
 
 from common.stream_id import rank
-from master.leader_steps import NO_NEWS, News, RulesMoved
+from master.leader_steps import RulesMoved
+from master.looks import NO_NEWS, News
 from master.policy.plans import NOBODY, HandOverPlan, HandOverReply
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Rulebook, Target, rule_id

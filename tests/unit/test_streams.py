@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.streams import HandOver, parse_inbox, separator
+from common.streams import HandOver, InboxRecord, parse_inbox, separator
 
 _TICKETS = st.lists(st.binary(max_size=6) | st.text("\n0a", max_size=9).map(str.encode), min_size=1, unique=True)
 
 
 def _read(*fields: bytes) -> list[HandOver]:
-    [(record_id, parts)] = parse_inbox([[b"inbox", [[b"5-0", list(fields)]]]])
-    assert record_id == b"5-0"
-    return parts
+    [record] = parse_inbox([[b"inbox", [[b"5-0", list(fields)]]]])
+    assert record.id == b"5-0"
+    return record.parts
 
 
 @given(_TICKETS, st.data())
@@ -43,3 +43,41 @@ def test_a_record_of_a_leader_of_a_former_version_is_read_also_with_tickets_of_o
 
 def test_an_empty_reply_names_nothing() -> None:
     assert list(parse_inbox(None)) == []
+
+
+# ---- bodies ------------------------------------------------------------------------------------------------------------------
+
+_HEAD = (b"fence", b"9", b"between", b"\n", b"tickets", b"T\nU", b"ids", b"1-1 1-2\n7 2-1")
+_PARTS = [HandOver(b"T", 9, [b"1-1", b"1-2"]), HandOver(b"U", 7, [b"2-1"])]
+_IDS = (b"1-1", b"1-2", b"2-1")
+_WORDS = st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"", b"\n", b"4", b"1-1", b"0"]) | st.binary(max_size=5)
+_FIELDS = st.lists(st.tuples(_WORDS, _WORDS), min_size=1, max_size=4).map(lambda pairs: [part for pair in pairs for part in pair])
+
+
+def _record(*fields: bytes) -> InboxRecord:
+    [record] = parse_inbox([[b"inbox", [[b"5-0", list(fields)]]]])
+    return record
+
+
+@given(st.dictionaries(st.sampled_from(_IDS), _FIELDS))
+def test_bodies_behind_the_ids_are_read_whatever_is_in_them(bodies: dict[bytes, list[bytes]]) -> None:
+    flat = [part for entry_id, fields in bodies.items() for part in (entry_id, b"%d" % len(fields), *fields)]
+    assert _record(*_HEAD, *flat) == InboxRecord(b"5-0", _PARTS, bodies)
+
+
+def test_bodies_of_some_of_the_ids_may_be_missing() -> None:
+    assert _record(*_HEAD).bodies == {}
+    assert _record(*_HEAD, b"1-2", b"2", b"body", b"").bodies == {b"1-2": [b"body", b""]}
+
+
+def test_each_record_of_a_reply_has_its_own_bodies() -> None:
+    records = [[b"5-0", [*_HEAD, b"1-1", b"2", b"a", b"b"]], [b"6-0", list(_HEAD)], [b"7-0", [*_HEAD, b"2-1", b"2", b"c", b"d"]]]
+    found = list(parse_inbox([[b"inbox", records]]))
+    assert [(record.id, record.bodies) for record in found] == [(b"5-0", {b"1-1": [b"a", b"b"]}), (b"6-0", {}), (b"7-0", {b"2-1": [b"c", b"d"]})]
+    assert all(record.parts == _PARTS for record in found)
+
+
+@given(st.lists(st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"\n", b"1-1", b"2"]) | st.binary(max_size=4), min_size=1, unique=True))
+def test_a_record_of_a_former_version_brings_nothing_however_many_tickets_it_names(tickets: list[bytes]) -> None:
+    fields = [field for n, ticket in enumerate(tickets) for field in (ticket, b"7 %d-1 %d-2" % (n, n))]
+    assert _record(*fields) == InboxRecord(b"5-0", [HandOver(t, 7, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)], {})

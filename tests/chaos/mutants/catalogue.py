@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from common.redis_client import Link
 from consumer.batch_reader import BatchReader
 from consumer.owner_steps import AckAnswer, Buried, Letter, OwnerSteps
 from master.dispatcher import Dispatcher
-from master.leader_steps import NO_NEWS, LeaderSteps, News
+from master.leader_steps import LeaderSteps
+from master.looks import NO_NEWS, News
 from master.mailbox import Report
 from master.policy.plans import HandOverPlan, HandOverReply
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replace, mutant
@@ -49,11 +50,11 @@ def call_again(link: Link, *command: Any, block_s: float = 0.0) -> Any:
         return reply
 
 
-_bodies = BatchReader._bodies
+_fetched = BatchReader._fetched
 
 
-def _deliveries_are_attempts(reader: BatchReader, wanted: list[bytes]) -> Any:
-    bodies, _ = _bodies(reader, wanted)
+def _deliveries_are_attempts(reader: BatchReader, wanted: list[bytes], brought: Collection[bytes]) -> Any:
+    bodies, _ = _fetched(reader, wanted, brought)
     keys = reader._keys
     rows = reader._link.call("XPENDING", keys.stream, keys.group, "-", "+", 10_000, reader._incarnation)
     deliveries = {entry_id: count for entry_id, _, _, count in rows}
@@ -159,7 +160,7 @@ BUGS = (
         "K3",
     ),
     Bug(
-        mutant("deliveries instead of attempts", Replace("consumer.batch_reader:BatchReader._bodies", _deliveries_are_attempts)),
+        mutant("deliveries instead of attempts", Replace("consumer.batch_reader:BatchReader._fetched", _deliveries_are_attempts)),
         _OWN + "neighbours_of_a_killer_are_not_charged",
         "K12",
     ),

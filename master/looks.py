@@ -1,0 +1,75 @@
+"""Looks at a ticket stream: what comes next above the group's position. They change nothing; ``hand_over`` takes what was seen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+#: Mean bytes of entries that are small: a few of them may come here, bodies and all.
+_SMALL = 1024
+#: How many times as many may come next, and how many at most.
+_GROWTH, _MOST = 8, 32
+
+
+class Found(NamedTuple):
+    """An entry: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
+
+    id: bytes
+    ticket: bytes | None
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no more. ``size``: bytes of all.
+    ``heard``: they were told over another connection, perhaps by another server, so that whoever takes them must look again; their digest."""
+
+    position: bytes
+    found: list[Found]
+    is_all: bool
+    size: int = field(default=0, compare=False)
+    heard: str = ""
+
+
+NO_NEWS = News(b"", [], True)
+
+
+class Reading(NamedTuple):
+    """How entries are read: the field that names the ticket, and the most bytes of a message (0: any)."""
+
+    field: bytes
+    longest_message: int = 0
+
+    def news(self, position: bytes, entries: Sequence[Any], is_all: bool, heard: str = "") -> News:
+        """``entries``: [id, fields] each, as Redis sends them."""
+        size = len(b"".join(chain.from_iterable(map(itemgetter(1), entries))))
+        if self.longest_message and size > self.longest_message:
+            found = [self._found(entry_id, fields) for entry_id, fields in entries]
+        else:
+            name = self.field
+            found = [Found(entry_id, fields[1] if fields[0] == name else self._ticket(fields)) for entry_id, fields in entries]
+        return News(position, found, is_all, size, heard)
+
+    def _found(self, entry_id: bytes, fields: list[bytes]) -> Found:
+        """The same as lua/includes/ticket_of.lua."""
+        ticket, size = self._ticket(fields), sum(map(len, fields))
+        return Found(entry_id, ticket or b"", size) if size > self.longest_message else Found(entry_id, ticket)
+
+    def _ticket(self, fields: list[bytes]) -> bytes | None:
+        return next((value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == self.field), None)
+
+
+def digest(entries: Sequence[Any]) -> str:
+    """By which hand_over.lua knows the same entries."""
+    parts = (part for entry_id, fields in entries for part in (entry_id, *fields))
+    return hashlib.sha1(b"".join(b"%d:%b" % (len(part), part) for part in parts), usedforsecurity=False).hexdigest()
+
+
+def most_to_tell(seen: int, size: int) -> int:
+    """How many entries the doorbell may tell of after ``seen`` were seen, ``size`` bytes together: what comes next is likely to be as what came
+    last, but a few do not show it for many. Of large ones it tells of one, and that there may be more."""
+    return max(1, min(_GROWTH * seen, _MOST)) if size <= _SMALL * seen else 1

@@ -1,0 +1,26 @@
+"""A doorbell that hears when a test says so."""
+
+from __future__ import annotations
+
+from common.redis_client import Link
+from common.streams import news_command, parse_own
+from master.doorbell import Doorbell, Heard
+
+
+class Ear(Doorbell):
+    """What it heard waits for the next turn, however much happens before. If it heard nothing, the stream is looked at in every turn."""
+
+    def __init__(self, url: str, name: str, stream: str) -> None:
+        super().__init__(Link(url, name), stream)
+        self.most = 0
+
+    def listen(self, after: bytes, is_much: bool = False) -> None:
+        """``is_much``: more than it tells of."""
+        answer = self._link.call(*news_command(self._stream, after, 32, 1))
+        self._heard = Heard(after, [] if is_much else parse_own(answer)) if answer else None
+
+    def heard(self) -> Heard | None:
+        return super().heard() or Heard(b"", [])
+
+    def arm(self, after: bytes, most: int) -> None:
+        self.most = most

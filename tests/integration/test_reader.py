@@ -1,0 +1,162 @@
+"""Reader: how much the leader looks at, and when what the doorbell heard spares it the look."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.stream_id import ZERO
+from master.leader_steps import LeaderSteps, Misheard
+from master.limits import Limits
+from master.looks import NO_NEWS, News
+from master.policy.dispatch import Board
+from master.policy.plans import NOTHING
+from master.reader import IDLE_READ_S, Reader
+from tests.integration.ears import Ear
+from tests.integration.factories import FIELD, World
+
+
+class Looker:
+    """A reader, what it may ask for, and a plan of nothing for what it sees."""
+
+    def __init__(self, world: World, batch: int = 1000, ear: Ear | None = None, room: int = 10_000) -> None:
+        self.leader: LeaderSteps = world.elect()
+        self.board = Board(10)
+        self.board.join("a:1", "a", 8, room, True)
+        self.reader = Reader(Limits(batch, 10, 100_000, 1.0, 1.0, 1000, FIELD), ear)
+        self.reader.begin(ZERO, None)
+        self.seen: list[bytes] = []
+
+    def look(self, now_s: float = 0.0) -> News:
+        """One look, and what was seen is taken."""
+        news = self.reader.look(self.board, self.leader, now_s)
+        if news is None or not news.found:
+            return news or NO_NEWS
+        self.leader.hand_over(NOTHING, news)
+        self.reader.took(news)
+        self.seen += [found.id for found in news.found]
+        return news
+
+    def look_on(self) -> list[int]:
+        """Looks until there is nothing; how many entries each of them saw."""
+        sizes = []
+        while news := self.look().found:
+            sizes.append(len(news))
+        return sizes
+
+
+@pytest.fixture
+def ear(world: World) -> Ear:
+    return Ear(world.link.url, "test:ear", world.keys.stream)
+
+
+def _asked(ear: Ear, looker: Looker) -> int:
+    """How many entries the doorbell may tell of."""
+    looker.reader.arm(looker.board)
+    return ear.most
+
+
+def test_the_bell_is_to_tell_of_a_few_while_they_are_small(world: World, ear: Ear) -> None:
+    looker = Looker(world, ear=ear)
+    assert _asked(ear, looker) == 1, "nobody knows"
+    for count, most in ((1, 8), (2, 16), (300, 32)):
+        world.send_many([b"T"] * count)
+        looker.look_on()
+        assert _asked(ear, looker) == most
+    world.add(b"1000000-0", FIELD, "T", "body", b"x" * 2000)
+    looker.look_on()
+    assert _asked(ear, looker) == 1
+    looker.reader.begin(looker.reader.last_read, None)
+    assert _asked(ear, looker) == 1
+
+
+@pytest.mark.parametrize(("batch", "room"), [(100, 10_000), (1000, 100)])
+def test_no_more_than_a_batch_or_than_there_is_room_for(world: World, batch: int, room: int) -> None:
+    looker = Looker(world, batch=batch, room=room)
+    ids = world.send_many([b"T"] * 250)
+    assert looker.look_on() == [100, 100, 50]
+    assert looker.seen == ids
+
+
+def test_what_the_bell_heard_of_is_not_looked_at(world: World, ear: Ear) -> None:
+    looker, ids = Looker(world, ear=ear), world.send_many([b"T", b"U"])
+    ear.listen(ZERO)
+    world.send_many([b"V"])
+    news = looker.look()
+    assert (bool(news.heard), news.is_all, looker.seen) == (True, True, ids)
+    assert not looker.look().heard
+    assert len(looker.seen) == 3
+
+
+def test_what_the_bell_heard_before_somebody_looked_is_looked_at(world: World, ear: Ear) -> None:
+    looker, ids = Looker(world, ear=ear), world.send_many([b"T", b"U"])
+    looker.look()
+    ear.listen(ZERO)
+    more = world.send_many([b"V"])
+    news = looker.look()
+    assert (news.heard, looker.seen) == ("", ids + more)
+
+
+def test_of_more_than_there_is_room_for_the_first_are_taken_and_the_others_are_looked_at(world: World, ear: Ear) -> None:
+    looker, ids = Looker(world, batch=3, ear=ear), world.send_many([b"T"] * 5)
+    ear.listen(ZERO)
+    news = looker.look()
+    assert (bool(news.heard), news.is_all, looker.seen) == (True, False, ids[:3])
+    assert looker.look().is_all
+    assert looker.seen == ids
+
+
+def test_what_was_heard_while_there_is_no_room_is_looked_at_when_there_is(world: World, ear: Ear) -> None:
+    looker, ids = Looker(world, ear=ear, room=0), world.send_many([b"T"] * 5)
+    ear.listen(ZERO)
+    assert looker.look().found == []
+    looker.board.join("b:1", "b", 8, 100, True)
+    looker.look(IDLE_READ_S / 2)
+    assert looker.seen == ids
+
+
+@pytest.mark.parametrize("is_much", [False, True])
+def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_for_a_while(world: World, ear: Ear, is_much: bool) -> None:
+    """It may be connected to another server. Once, an entry may have been deleted."""
+    looker = Looker(world, ear=ear)
+    for _ in range(3):
+        assert ear.trouble is None
+        [gone] = world.send(b"T")
+        ear.listen(ZERO, is_much)
+        world.delete(gone)
+        if is_much:
+            assert looker.look().found == []
+        else:
+            with pytest.raises(Misheard):
+                looker.look()
+            looker.reader.again(True)
+    assert ear.trouble == "doorbell: it told of entries that the leader did not find"
+
+
+def test_a_bell_that_was_right_in_between_is_believed(world: World, ear: Ear) -> None:
+    looker = Looker(world, ear=ear)
+    for _ in range(3):
+        looker.reader.again(True)
+        looker.reader.again(True)
+        world.send(b"T")
+        ear.listen(looker.reader.last_read)
+        assert looker.look().found
+    assert ear.trouble is None
+
+
+def test_what_was_heard_in_a_former_epoch_is_not_believed_in_the_next(world: World, ear: Ear) -> None:
+    looker, ids = Looker(world, ear=ear), world.send_many([b"T"] * 2)
+    ear.listen(ZERO)
+    ids += world.send_many([b"T"] * 2)
+    looker.reader.begin(ZERO, ids[-1])
+    assert not looker.look().heard
+    assert looker.seen == ids
+
+
+def test_that_all_which_repeats_has_come_is_not_believed_by_hearsay(world: World, ear: Ear) -> None:
+    looker, ids = Looker(world, ear=ear), world.send_many([b"T"] * 2)
+    ear.listen(ZERO)
+    looker.reader.repeats_until = world.send_many([b"T"] * 2)[-1]
+    heard = looker.look()
+    assert (heard.is_all, [found.id for found in heard.found]) == (True, ids)
+    assert not looker.reader.is_past_repeats(heard)
+    assert looker.reader.is_past_repeats(looker.look())
