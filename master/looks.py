@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 #: Mean bytes of entries that are small: a few of them may come here, bodies and all.
@@ -46,21 +44,14 @@ class Reading(NamedTuple):
 
     def news(self, position: bytes, entries: Sequence[Any], is_all: bool, heard: str = "") -> News:
         """``entries``: [id, fields] each, as Redis sends them."""
-        size = len(b"".join(chain.from_iterable(map(itemgetter(1), entries))))
-        if self.longest_message and size > self.longest_message:
-            found = [self._found(entry_id, fields) for entry_id, fields in entries]
-        else:
-            name = self.field
-            found = [Found(entry_id, fields[1] if fields[0] == name else self._ticket(fields)) for entry_id, fields in entries]
-        return News(position, found, is_all, size, heard)
+        sizes = [sum(map(len, fields)) for _, fields in entries]
+        found = [self._found(entry_id, fields, size) for (entry_id, fields), size in zip(entries, sizes, strict=True)]
+        return News(position, found, is_all, sum(sizes), heard)
 
-    def _found(self, entry_id: bytes, fields: list[bytes]) -> Found:
+    def _found(self, entry_id: bytes, fields: list[bytes], size: int) -> Found:
         """The same as lua/includes/ticket_of.lua."""
-        ticket, size = self._ticket(fields), sum(map(len, fields))
-        return Found(entry_id, ticket or b"", size) if size > self.longest_message else Found(entry_id, ticket)
-
-    def _ticket(self, fields: list[bytes]) -> bytes | None:
-        return next((value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == self.field), None)
+        ticket = next((value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == self.field), None)
+        return Found(entry_id, ticket or b"", size) if 0 < self.longest_message < size else Found(entry_id, ticket)
 
 
 def digest(entries: Sequence[Any]) -> str:
