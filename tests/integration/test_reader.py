@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from common.stream_id import ZERO
@@ -11,8 +13,10 @@ from master.looks import NO_NEWS, News
 from master.policy.dispatch import Board
 from master.policy.plans import NOTHING
 from master.reader import IDLE_READ_S, Reader
+from tests.integration.actors import Stage
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, World
+from tests.integration.test_protocol_rules import T
 
 
 class Looker:
@@ -42,6 +46,12 @@ class Looker:
         while news := self.look().found:
             sizes.append(len(news))
         return sizes
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
 
 
 @pytest.fixture
@@ -160,3 +170,38 @@ def test_that_all_which_repeats_has_come_is_not_believed_by_hearsay(world: World
     assert (heard.is_all, [found.id for found in heard.found]) == (True, ids)
     assert not looker.reader.is_past_repeats(heard)
     assert looker.reader.is_past_repeats(looker.look())
+
+
+# ---- in the dispatcher -------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_bell_told_goes_to_its_owner_without_a_look_and_is_run_without_a_fetch(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    [first] = stage.send(T)
+    m.listen()
+    m.link.calls.clear()
+    m.turn()
+    assert m.link.calls[0] == "hand_over"
+    a.read_link.calls.clear()
+    a.read_link.before = lambda step: a.read_link.calls.append(step)
+    assert a.read() == 1
+    assert set(a.read_link.calls) == {"XREAD"}
+    a.work()
+    assert stage.history.ids(T) == [first]
+
+
+def test_a_leader_whose_bell_tells_of_other_entries_goes_on_without_it(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    epoch = m.lead.epoch
+    for _ in range(3):
+        assert m.dispatcher.trouble is None
+        [gone] = stage.send(T)
+        m.listen()
+        stage.link.call("XDEL", stage.keys.stream, gone)
+        m.turn()
+    assert m.dispatcher.trouble == "doorbell: it told of entries that the leader did not find"
+    [message] = stage.send(T)
+    stage.finish(m, [a])
+    assert (stage.history.ids(T), m.lead.epoch, m.failures) == ([message], epoch, [])
