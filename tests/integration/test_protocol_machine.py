@@ -276,6 +276,9 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
                 if (run := consumer.start()) is not None:
                     self.ledger.started(run, consumer)
 
+    def listen(self, some: int) -> None:
+        self._master(some).listen()
+
     def several_turns(self, some: int) -> None:
         self._master(some).settle(turns=3)
 
@@ -482,3 +485,8 @@ def test_the_promise_is_kept_whatever_happens(redis_url: str, monkeypatch: pytes
     is_long = settings.get_current_profile_name() == "long"  # registered in tests/conftest.py
     size = settings.default if is_long else settings(max_examples=25, stateful_step_count=40)
     run_state_machine_as_test(lambda: ProtocolMachine(redis_url), settings=settings(size, deadline=None, suppress_health_check=list(HealthCheck)))
+
+
+def test_every_move_is_there() -> None:
+    """A turn goes on after whatever fails in it, so that one which is missing would not be noticed."""
+    assert [name for name in [*_MEANWHILE, *_LIFE, *_LEAD, *_BEHIND] if not hasattr(ProtocolMachine, name)] == []
