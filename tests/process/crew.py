@@ -23,6 +23,7 @@ from common.errors import NotNow, ReplyUnknown
 from common.keys import Keys
 from common.redis_client import Link
 from common.stream_id import rank
+from common.streams import pairs
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
 
 KEYS = Keys("ticket_stream", "concurrency_stream_group")
@@ -159,13 +160,23 @@ class Crew:
         self.until(lambda: wanted <= self.handled(), within_s, f"{len(wanted)} messages are handled")
 
     def wait_until_settled(self, link: Link, within_s: float = 15) -> None:
-        """Nothing is pending and nothing is in processing."""
+        """The group has read all that the stream holds, nothing is pending and nothing is in processing.
+
+        Pending list and index alone would not do: before the leader has read anything, both are empty.
+        """
 
         def is_settled() -> bool:
+            groups, newest = link.pipeline([("XINFO", "GROUPS", KEYS.stream), ("XREVRANGE", KEYS.stream, "+", "-", "COUNT", 1)])
+            if not isinstance(groups, list) or not isinstance(newest, list):
+                return False
+            [position] = [facts[b"last-delivered-id"] for facts in map(pairs, groups) if facts[b"name"] == KEYS.group.encode()] or [b"0-0"]
+            if newest and rank(newest[0][0]) > rank(position):
+                return False
+            # After the position: what was read by then is in these, or done.
             pending, tickets = link.pipeline([("XPENDING", KEYS.stream, KEYS.group), ("HLEN", KEYS.tickets)])
             return isinstance(pending, list) and pending[0] == 0 and tickets == 0
 
-        self.until(is_settled, within_s, "pending list and index are empty")
+        self.until(is_settled, within_s, "the group is at the stream's end, pending list and index are empty")
 
 
 # ---- the promise -------------------------------------------------------------------------------------------------------------
