@@ -19,6 +19,7 @@ from common.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, Set
 from common.log import redacted
 
 Arg = bytes | str | int | float
+Meanwhile = Callable[[], None]
 
 #: Answers that mean "refused, nothing happened, try again". The first word of the error, as Redis sends it.
 _NOT_NOW = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "UNKILLABLE")
@@ -159,13 +160,16 @@ class Link:
         check(url)
         self._connection: Any = make_connection(url, name, timeout_s) if is_fixed(url) else None
 
-    def call(self, *command: Arg, block_s: float = 0.0) -> Any:
-        """Send one command and return its bare reply.
+    def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
+        """Send one command and return its bare reply. What is done ``meanwhile``, in the time in which Redis does the command, must not use
+        this link.
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
         connection = self._connected()
         self._send(connection, connection.pack_command(*command))
+        if meanwhile is not None:
+            self._meanwhile(meanwhile)
         return self._receive(block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
@@ -271,6 +275,13 @@ class Link:
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
+
+    def _meanwhile(self, work: Meanwhile) -> None:
+        try:
+            work()
+        except BaseException:
+            self._moved_on()  # the reply must not be taken for the next one
+            raise
 
     def _receive(self, block_s: float, is_glance: bool = False) -> Any:
         wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
-from common.redis_client import Arg, CommandRefused, Link, ScriptMissing
+from common.redis_client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
 _MEMORY = {"-- Memory: works when full": "#!lua flags=allow-oom\n", "-- Memory: refused when full": "#!lua\n"}
@@ -55,14 +55,14 @@ class ScriptRunner:
         self._reads_flags: bool | None = None
         self._prepared: dict[str, tuple[str, str]] = {}
 
-    def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
-        """Run step ``name`` once. Raises what Link.call raises.
+    def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg], meanwhile: Meanwhile | None = None) -> Any:
+        """Run step ``name`` once; ``meanwhile``, and what it raises: see Link.call.
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
         text, digest = self._prepare(name)
         try:
-            return self._link.call("EVALSHA", digest, len(keys), *keys, *args)
+            return self._link.call("EVALSHA", digest, len(keys), *keys, *args, meanwhile=meanwhile)
         except ScriptMissing:
             return self._link.call("EVAL", text, len(keys), *keys, *args)
 

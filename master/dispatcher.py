@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from common.clock import now_s, wall_ms
 from common.errors import Fenced, NotNow, ReplyUnknown
@@ -200,10 +201,10 @@ class Dispatcher(Service):
         ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected, self._follow_rules)
         if self.board.parked >= self._limits.parked:
             self.board.unload()
-        found = self._read_new()
+        more = self._read_new()
         self._reject()
         self._save_position()
-        if found or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure or self._rules_due:
+        if more or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure or self._rules_due:
             return 0.0
         self._reader.arm(self.board)
         due_s = self.board.next_due_s()
@@ -318,7 +319,7 @@ class Dispatcher(Service):
         """Have a plan done. What was refused as a whole is as if it had not been planned, and raised."""
         assert self._steps is not None
         try:
-            return self._steps.hand_over(plan, news)
+            return self._steps.hand_over(plan, news, partial(self._reader.arm_ahead, self.board, news) if news.found else None)
         except (NotNow, RulesMoved, GroupMoved):
             self.board.withdraw(plan)
             raise
@@ -346,12 +347,12 @@ class Dispatcher(Service):
             self._memory = Memory(self._steps.save_position())
             self._position_open, self._position_s = is_open, now
 
-    def _read_new(self) -> int:
-        """Look at new entries, plan, and take them from the stream by the hand-over of that plan. Returns how many were seen."""
+    def _read_new(self) -> bool:
+        """Look at new entries, plan, and take them from the stream by the hand-over of that plan. Returns whether more is to be done at once."""
         assert self._steps is not None
         news = self._reader.look(self.board, self._steps, now_s())
         if news is None:
-            return 0
+            return False
         if news.found:
             usable, rejected = sort_out(news.found, self._limits.spread)
             known = [(ticket, entry_id) for entry_id, ticket in usable[: self._reader.repeats(usable)]]
@@ -368,7 +369,7 @@ class Dispatcher(Service):
                 if isinstance(refused, NotNow):
                     raise
                 event(log, "news_not_taken", why="the group has moved" if isinstance(refused, GroupMoved) else "the rules have changed")
-                return len(news.found)
+                return True
             self._reader.took(news)
             self._memory = self._memory.read(news.found[0].id, news.found[-1].id)
             self._rejected += rejected
@@ -378,7 +379,7 @@ class Dispatcher(Service):
         if self._reader.is_past_repeats(news):
             self._steps.note_repeats(None)
             self._reader.repeats_until = None
-        return len(news.found)
+        return bool(news.found) and (not news.is_all or self.board.parked > 0)
 
     def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
         assert self._steps is not None

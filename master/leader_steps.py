@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from common.errors import Fenced, UsherError
 from common.keys import Keys, LogKeys
 from common.message import LONGEST_TICKET
+from common.redis_client import Meanwhile
 from common.scripts import ScriptRunner, ids_argument, sizes_argument
 from common.stream_id import Position
 from common.streams import Entry, separator
@@ -157,9 +158,9 @@ class LeaderSteps:
         args = (ticket, believed, int(is_last), *ids)
         return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
 
-    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None) -> HandOverReply:
         """Carry out a plan; what was refused is in the reply. All of the ``news`` are taken by it: what of them gets no owner is under ``master``
-        then. Raises RulesMoved, and GroupMoved."""
+        then. ``meanwhile``: see Link.call. Raises RulesMoved, and GroupMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.attempts]
         parts: list[Part] = []
@@ -179,7 +180,7 @@ class LeaderSteps:
             *targets,
         )
         began_ns = time.time_ns()
-        state, fence, *replies = self._run("hand_over", script_keys, args)
+        state, fence, *replies = self._run("hand_over", script_keys, args, meanwhile)
         if state == b"RULES":
             raise RulesMoved
         if state == b"MOVED":
@@ -269,8 +270,8 @@ class LeaderSteps:
         _, following, gone = self._run("forget_attempts", (keys.stream, keys.leader, keys.attempts), (cursor, count))
         return following, list(gone)
 
-    def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
-        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))
+    def _run(self, step: str, keys: Sequence[str], args: Iterable[Any], meanwhile: Meanwhile | None = None) -> Any:
+        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args), meanwhile))
 
     def _unfenced(self, reply: Any) -> Any:
         if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":

@@ -95,8 +95,17 @@ class Reader:
 
     def arm(self, board: Board) -> None:
         """Have the doorbell ring for what comes next, if there is room for it."""
+        self._arm(board, self.last_read)
+
+    def arm_ahead(self, board: Board, news: News) -> None:
+        """The same while the ``news`` are being taken: to ask costs less while Redis is awake, and nobody waits for it. If they are not taken,
+        nobody needs the bell to look at them ``again``."""
+        if news.is_all:
+            self._arm(board, news.found[-1].id)
+
+    def _arm(self, board: Board, after: bytes) -> None:
         if self._doorbell is not None and self._room(board) > 0:
-            self._doorbell.arm(self.last_read, self._most)
+            self._doorbell.arm(after, self._most)
 
     def _mishear(self) -> None:
         self._misheard += 1

@@ -18,7 +18,7 @@ from typing import Any
 from common.clock import now_s
 from common.errors import RedisTrouble, ReplyUnknown
 from common.keys import Keys
-from common.redis_client import Arg, CommandRefused, Link, ScriptMissing
+from common.redis_client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.stream_id import rank
@@ -71,20 +71,20 @@ class TroubledLink(Link):
         self.calls: list[str] = []
         self._steps: dict[Any, tuple[str, str]] = {}  # name and text by digest
 
-    def call(self, *command: Arg, block_s: float = 0.0) -> Any:
+    def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
         step = self._step(command)
         self.calls.append(step)
         self.before(step)
         trouble = self.troubles.pop(step, None)
         if trouble is None:
-            reply = super().call(*command, block_s=block_s)
+            reply = super().call(*command, block_s=block_s, meanwhile=meanwhile)
             self.after(step)
             return reply
         if trouble is Trouble.LATE:
             self.late.append(command)
         elif trouble is Trouble.REPLY_LOST:
             try:
-                super().call(*command, block_s=block_s)
+                super().call(*command, block_s=block_s, meanwhile=meanwhile)
             except ScriptMissing:
                 self.troubles[step] = trouble  # the runner sends the text now
                 raise

@@ -13,6 +13,7 @@ import pytest
 from common.embedded import EmbeddedRedis, free_port
 from common.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from common.redis_client import CommandRefused, Link, ScriptMissing, check_reachable
+from tests.integration.routers import until
 from tests.proxy import Proxy
 
 _PATIENCE_S = 10.0
@@ -55,6 +56,27 @@ def test_a_lost_reply_is_unknown_and_the_command_is_not_repeated(redis_url: str,
         proxy.on_reply = lambda chunk: chunk
         assert far.call("XLEN", "s") == 1, "the next call makes a new connection"
         far.close()
+
+
+def test_what_is_done_meanwhile_is_done_while_redis_does_the_command(redis_url: str, link: Link) -> None:
+    other, seen = Link(redis_url, "other"), []
+
+    def work() -> None:
+        until(lambda: other.call("EXISTS", "done"))
+        seen.append("done")
+
+    assert link.call("SET", "done", 1, meanwhile=work) == b"OK"
+    assert seen == ["done"]
+    other.close()
+
+
+def test_what_fails_meanwhile_leaves_no_reply_for_the_next_call(link: Link) -> None:
+    def fail() -> None:
+        raise RuntimeError("meanwhile")
+
+    with pytest.raises(RuntimeError, match="meanwhile"):
+        link.call("ECHO", "first", meanwhile=fail)
+    assert link.call("ECHO", "second") == b"second"
 
 
 def test_a_connection_that_cannot_be_made_means_that_nothing_happened() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from common.attempts import Attempts
 from common.errors import ReplyUnknown
-from common.redis_client import Link
+from common.redis_client import Link, Meanwhile
 from consumer.batch_reader import BatchReader
 from consumer.owner_steps import AckAnswer, Buried, Letter, OwnerSteps
 from master.dispatcher import Dispatcher
@@ -23,8 +23,8 @@ from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replac
 _hand_over = LeaderSteps.hand_over
 
 
-def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
-    reply = _hand_over(steps, plan, news)
+def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None) -> HandOverReply:
+    reply = _hand_over(steps, plan, news, meanwhile)
     link = steps._scripts._link
     for target, answer in zip(plan.targets, reply.targets, strict=True):
         for part in target.parts:
@@ -39,13 +39,13 @@ def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NE
 _call = Link.call
 
 
-def call_again(link: Link, *command: Any, block_s: float = 0.0) -> Any:
+def call_again(link: Link, *command: Any, **more: Any) -> Any:
     """What redis-py does by default, here only once: it connects anew, sends again, and tells nobody."""
     connections = link.connections
     try:
-        return _call(link, *command, block_s=block_s)
+        return _call(link, *command, **more)
     except ReplyUnknown:
-        reply = _call(link, *command, block_s=block_s)
+        reply = _call(link, *command, **more)
         link.connections = connections
         return reply
 
