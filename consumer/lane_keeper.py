@@ -203,6 +203,11 @@ class LaneKeeper:
         return bool(self._board.ready)
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether what comes is run at once: handlers are short, and no lane waits for a runner. A glance."""
+        return self._is_short() and not self._board.ready
+
+    @property
     def running(self) -> int:
         return self._board.running
 

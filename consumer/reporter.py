@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import orjson
 
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 #: Ids per report: what the master accepts at most.
 MOST_IDS = 1000
 #: A report does not follow the last one sooner than this, unless enough waits: freeing a ticket a little later costs nothing while there is room.
-_PAUSE_S = 0.1
+#: And the second while this consumer keeps up: then it is also no matter that its tickets, and its load as the leader sees it, stay here.
+_PAUSE_S, _CALM_PAUSE_S = 0.1, 0.5
 #: Longest pause that a master can ask for: by then the leader's reconciling look has found them.
 _LONGEST_WAIT_S = 5.0
 #: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
@@ -47,7 +48,9 @@ class Reporter(Service):
 
     name = "report"
 
-    def __init__(self, masters: MasterClient, incarnation: str, spare: int, ticket_window: int) -> None:
+    def __init__(
+        self, masters: MasterClient, incarnation: str, spare: int, ticket_window: int, keeps_up: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__()
         self._masters = masters
         self._incarnation = incarnation
@@ -55,6 +58,7 @@ class Reporter(Service):
         self._waiting: dict[bytes, int] = {}  # ids in _items by ticket
         self._size = 0  # and in all; the three are guarded by _lock
         self._lock = threading.Lock()
+        self._keeps_up = keeps_up
         self._enough = min(MOST_IDS, max(1, spare // 2))
         self._enough_of_one = max(1, ticket_window // 2)
         self._hurry = False
@@ -69,7 +73,7 @@ class Reporter(Service):
             self._count(items)
         while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
-        if was_empty or self._hurry:
+        if was_empty or self._hurry or not self._keeps_up():
             self.wake()
 
     def run_once(self) -> float:
@@ -100,7 +104,7 @@ class Reporter(Service):
 
     def _early_s(self) -> float:
         """Seconds until the next report may go."""
-        pause_s = 0.0 if self._hurry else _PAUSE_S
+        pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._keeps_up() else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
     def _count(self, items: Iterable[Item]) -> None:

@@ -100,7 +100,8 @@ class Incarnation:
         self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.keeper = LaneKeeper()
-        self.reporter = Reporter(_masters(settings, taken.leader_url), name, settings.capacity - settings.concurrency, taken.ticket_window)
+        spare = settings.capacity - settings.concurrency
+        self.reporter = Reporter(_masters(settings, taken.leader_url), name, spare, taken.ticket_window, lambda: self.keeper.keeps_up)
         ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
         self.acker = Acker(
             ack_link, steps(ack_link), self.keeper, self.reporter, name, settings.flush_ms / 1000, settings.run_log_length, on_lost
