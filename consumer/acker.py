@@ -23,13 +23,13 @@ from consumer.context import Message
 from consumer.counts import HandlerCounts
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.owner_steps import Buried, Letter, OwnerSteps
-from consumer.policy.acks import AckBatch, AckLedger, Failure, Finished, Success
+from consumer.policy.acks import AckBatch, AckLedger, Failure, Finished, Linger, Success
 from consumer.policy.outcome import Bury
 from consumer.reporter import Reporter
 
 log = logging.getLogger(__name__)
 
-#: Most messages of one ack script; a full batch does not wait for the flush time.
+#: Most messages of one ack script.
 BATCH = 500
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
@@ -62,7 +62,7 @@ class Acker(Service):
         keeper: LaneKeeper,
         reporter: Reporter,
         incarnation: str,
-        flush_s: float,
+        linger: Linger,
         run_log_length: int,
         on_lost: Callable[[str], None],
     ) -> None:
@@ -72,7 +72,7 @@ class Acker(Service):
         self._keeper = keeper
         self._reporter = reporter
         self._incarnation = incarnation
-        self._flush_s = flush_s
+        self._linger_s, self._enough = linger
         self._run_log_length = run_log_length
         self._on_lost = on_lost
         self._ledger = AckLedger(BATCH)
@@ -101,7 +101,7 @@ class Acker(Service):
         if self._idle:
             self._idle = False
             self.wake()
-        elif self._lingering and len(self._ledger) >= BATCH:
+        elif self._lingering and len(self._ledger) >= self._enough:
             self._full.set()
 
     def failed(self, item: Failure) -> None:
@@ -150,8 +150,8 @@ class Acker(Service):
     def _linger(self) -> None:
         """Wait a moment for more to finish, so that a batch is worth its call."""
         self._lingering = True
-        if len(self._ledger) < BATCH and not self._given_up and not self.stopping:
-            self._full.wait(self._flush_s)
+        if len(self._ledger) < self._enough and not self._given_up and not self.stopping:
+            self._full.wait(self._linger_s)
         self._lingering = False
         self._full.clear()  # what was set before now is written now
 

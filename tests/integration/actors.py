@@ -31,6 +31,7 @@ from consumer.journal import Journal
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.master_client import MasterClient
 from consumer.owner_steps import OwnerSteps
+from consumer.policy.acks import Linger
 from consumer.policy.outcome import RetryPolicy
 from consumer.reporter import Reporter
 from consumer.starts import StartBook
@@ -250,7 +251,7 @@ class ConsumerActor:
         self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 1000, 512)
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
-        self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, 0.0, 1000, self.lost.append)
+        self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, Linger(0.0, 500), 1000, self.lost.append)
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
         self.starts = starts = StartBook(self.journal, self.link, self.steps)

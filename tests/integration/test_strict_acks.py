@@ -13,23 +13,24 @@ from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper
 from consumer.master_client import MasterClient
 from consumer.owner_steps import OwnerSteps
-from consumer.policy.acks import Finished
+from consumer.policy.acks import Finished, Linger
 from consumer.reporter import Reporter
 from tests.integration.factories import World
+from tests.integration.routers import until
 
 _NEVER_S = 3600.0
 _PATIENCE_S = 20.0
 
 
 @contextmanager
-def _acker(world: World, keeper: LaneKeeper) -> Iterator[Acker]:
-    """A running acker of consumer ``a`` that waits for ever for more to finish, unless something tells it not to."""
+def _acker(world: World, keeper: LaneKeeper, enough: int = 500) -> Iterator[Acker]:
+    """A running acker of consumer ``a`` that waits for ever for more to finish, unless there is enough or something tells it not to."""
     owner = world.join("a")
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
     steps = OwnerSteps(ScriptRunner(link), world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000, 512)
-    acker = Acker(link, steps, keeper, reporter, owner.incarnation, _NEVER_S, 0, lambda why: None)
+    acker = Acker(link, steps, keeper, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
     acker.start()
     try:
         yield acker
@@ -89,3 +90,13 @@ def test_pipelined_messages_are_waited_for(world: World) -> None:
         _finish(keeper, acker, b"1-1", strict=False)
         assert not acker._full.is_set()
         assert acker.acknowledged == 0
+
+
+def test_as_many_as_are_worth_a_call_wait_for_no_more(world: World) -> None:
+    keeper = _lanes()
+    with _acker(world, keeper, enough=2) as acker:
+        _finish(keeper, acker, b"1-1", strict=False)
+        until(lambda: acker._lingering)
+        assert acker.acknowledged == 0
+        _finish(keeper, acker, b"2-1", strict=False)
+        _wait_for(acker, 2)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from consumer.policy.acks import AckLedger, Finished
+import pytest
+
+from consumer.policy.acks import AckLedger, Finished, Linger, linger
 
 
 def finished(ticket: bytes, number: int) -> Finished:
@@ -16,6 +18,22 @@ def filled(*items: tuple[bytes, int], most: int = 500) -> AckLedger:
     for ticket, number in items:
         ledger.add(finished(ticket, number))
     return ledger
+
+
+@pytest.mark.parametrize(
+    ("strict", "spare", "window", "waits"),
+    [
+        (False, 1992, 512, Linger(0.02, 200)),
+        (False, 1992, 256, Linger(0.02, 200)),
+        (False, 1992, 255, Linger(0.005, 200)),
+        (True, 1992, 512, Linger(0.005, 200)),
+        (False, 12, 512, Linger(0.02, 6)),
+        (False, 0, 512, Linger(0.02, 1)),
+        (False, -3, 512, Linger(0.02, 1)),
+    ],
+)
+def test_finished_messages_wait_for_more_unless_somebody_waits_for_them(strict: bool, spare: int, window: int, waits: Linger) -> None:
+    assert linger(0.02, strict, spare, window) == waits
 
 
 def test_nothing_finished_is_nothing_to_do() -> None:

@@ -224,6 +224,16 @@ def test_when_handlers_are_long_every_ready_lane_runs_at_once(keeper: LaneKeeper
     assert {lane.ticket for lane in lanes if lane is not None} == {b"T2", b"T3", b"T4", b"T5"}
 
 
+def test_it_keeps_up_while_handlers_are_short_and_no_lane_waits(keeper: LaneKeeper) -> None:
+    assert keeper.keeps_up
+    keeper.add([messages(b"T", 1)])
+    assert not keeper.keeps_up
+    assert keeper.take_now() is not None
+    assert keeper.keeps_up
+    make_slow(keeper)
+    assert not keeper.keeps_up
+
+
 def test_what_a_runner_has_ended_goes_on_behind_the_others(keeper: LaneKeeper) -> None:
     keeper.add([messages(b"A", 1, 2), messages(b"B", 3)])
     lane = keeper.next_lane(PATIENCE_S)

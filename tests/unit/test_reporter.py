@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -39,10 +40,10 @@ def items(first: int, count: int, of_one: bool = False) -> list[Any]:
     return [(b"T", 7, ids)] if of_one else [(b"T" + entry_id, 7, [entry_id]) for entry_id in ids]
 
 
-def begun(spare: int, window: int = 128) -> tuple[Reporter, Leader]:
+def begun(spare: int, window: int = 128, keeps_up: Callable[[], bool] = lambda: False) -> tuple[Reporter, Leader]:
     """A reporter that has just reported one id."""
     leader = Leader()
-    reporter = Reporter(leader, "c:1", spare, window)  # type: ignore[arg-type]
+    reporter = Reporter(leader, "c:1", spare, window, keeps_up)  # type: ignore[arg-type]
     reporter.add(items(1, 1))
     assert reporter.run_once() == 0.0
     assert leader.reports == [["1-0"]], "the first one goes at once"
@@ -60,6 +61,28 @@ def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:
     clock.s += 0.06
     reporter.run_once()
     assert [len(report) for report in leader.reports] == [1, 101]
+
+
+def test_while_the_consumer_keeps_up_the_pause_is_longer_and_ends_when_it_does_not(clock: Clock) -> None:
+    keeps_up = True
+    reporter, leader = begun(2000, keeps_up=lambda: keeps_up)
+    reporter.add(items(2, 1))
+    clock.s += 0.3
+    assert 0.15 < reporter.run_once() <= 0.21
+    assert len(leader.reports) == 1
+    reporter._wake.clear()
+    reporter.add(items(3, 1))
+    assert not reporter._wake.wait(0), "it can wait"
+    keeps_up = False
+    reporter.add(items(4, 1))
+    assert reporter._wake.wait(0)
+    assert reporter.run_once() == 0.0
+    assert leader.reports[1:] == [["2-0", "3-0", "4-0"]]
+    keeps_up = True
+    reporter.add(items(5, 1))
+    clock.s += 0.51
+    assert reporter.run_once() == 0.0
+    assert leader.reports[2:] == [["5-0"]]
 
 
 @pytest.mark.parametrize(("window", "enough"), [(1, 1), (2, 1), (20, 10), (512, 256)])
