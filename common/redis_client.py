@@ -162,7 +162,7 @@ class Link:
 
     def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
         """Send one command and return its bare reply. What is done ``meanwhile``, in the time in which Redis does the command, must not use
-        this link.
+        this link; what fails in it fails the call, whose reply is not known then.
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
@@ -279,9 +279,11 @@ class Link:
     def _meanwhile(self, work: Meanwhile) -> None:
         try:
             work()
-        except BaseException:
+        except BaseException as failed:
             self._moved_on()  # the reply must not be taken for the next one
-            raise
+            if not isinstance(failed, Exception):
+                raise
+            raise troubles.count(ReplyUnknown(f"the reply of Redis was not waited for: {failed}")) from failed
 
     def _receive(self, block_s: float, is_glance: bool = False) -> Any:
         wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}

@@ -204,6 +204,7 @@ class Dispatcher(Service):
         more = self._read_new()
         self._reject()
         self._save_position()
+        recovering = recovering or self._recoverer.is_busy
         if more or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure or self._rules_due:
             return 0.0
         self._reader.arm(self.board)

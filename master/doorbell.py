@@ -17,6 +17,7 @@ from typing import NamedTuple
 from common.clock import now_s
 from common.log import event
 from common.redis_client import NOT_YET, Link
+from common.stream_id import rank
 from common.streams import Entry, news_command, parse_own
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,8 @@ class Doorbell:
     def arm(self, after: bytes, most: int) -> None:
         """Ring when the stream has an entry above ``after``; more than ``most`` are not to be told of."""
         now = now_s()
+        if self._asked_until_s is not None and rank(after) < rank(self._asked[0]):
+            self.hang_up()  # it was asked for what follows news that were not taken, and would not ring for these
         if self._asked_until_s is not None or now < self._again_s:
             return
         try:
@@ -129,6 +132,11 @@ class Doorbell:
         """What it said since this was asked last; None: it did not ring."""
         heard, self._heard = self._heard, None
         return heard
+
+    def hang_up(self) -> None:
+        """What was asked is asked no more; the next question goes to where the server is then."""
+        self._link.close()
+        self._asked_until_s = None
 
     def close(self) -> None:
         self._link.close()
@@ -156,10 +164,10 @@ class Doorbell:
         if not self._failures:
             event(log, "doorbell_broken", level=logging.WARNING, why=why)
         now = now_s()
-        self._link.close()
+        self.hang_up()
         self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))
         self._failures, self._failed = self._failures + 1, (why, now)
-        self._asked_until_s, self._heard = None, _ANYTHING
+        self._heard = _ANYTHING
 
 
 def _empty(ear: socket.socket) -> None:

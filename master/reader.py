@@ -57,7 +57,6 @@ class Reader:
             self._may_have_more = True
         if count <= 0 or (not self._may_have_more and now_s - self._dry_since_s < IDLE_READ_S):
             return None
-        self._may_have_more = False
         if heard is not None and heard.entries and heard.after == self.last_read:
             news = steps.heard(heard.after, heard.entries, count)
         else:
@@ -98,8 +97,8 @@ class Reader:
         self._arm(board, self.last_read)
 
     def arm_ahead(self, board: Board, news: News) -> None:
-        """The same while the ``news`` are being taken: to ask costs less while Redis is awake, and nobody waits for it. If they are not taken,
-        nobody needs the bell to look at them ``again``."""
+        """The same while the ``news`` are being taken: to ask costs less while Redis is awake, and nobody waits for it. If they are not taken
+        after all, ``arm`` asks anew."""
         if news.is_all:
             self._arm(board, news.found[-1].id)
 
@@ -109,6 +108,8 @@ class Reader:
 
     def _mishear(self) -> None:
         self._misheard += 1
+        if self._doorbell is not None:
+            self._doorbell.hang_up()  # it may have been another server, which has nothing more to tell
         if self._misheard >= _MISHEARD and self._doorbell is not None:
             self._doorbell.mistrust()
             self._misheard = 0

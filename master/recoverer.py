@@ -44,6 +44,10 @@ class Recoverer:
     def has(self, incarnation: str) -> bool:
         return incarnation in self._taken
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._queue)
+
     def take_unsure(self) -> list[bytes]:
         """Tickets whose records must be read again; asked for once."""
         unsure, self._unsure = self._unsure, []

@@ -6,19 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.redis_client import Link
 from common.stream_id import ZERO
-from master.doorbell import Doorbell
 from master.leader_steps import LeaderSteps, Misheard
 from master.limits import Limits
 from master.looks import NO_NEWS, News
 from master.policy.dispatch import Board
 from master.policy.plans import NOTHING
 from master.reader import IDLE_READ_S, Reader
-from tests.integration.actors import ConsumerActor, MasterActor, Stage
+from tests.integration.actors import Stage
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, World
-from tests.integration.routers import PATIENCE_S
 from tests.integration.test_protocol_rules import T
 
 
@@ -192,82 +189,6 @@ def test_what_the_bell_told_goes_to_its_owner_without_a_look_and_is_run_without_
     assert set(a.read_link.calls) == {"XREAD"}
     a.work()
     assert stage.history.ids(T) == [first]
-
-
-@pytest.fixture
-def bell(stage: Stage) -> Iterator[Doorbell]:
-    made = Doorbell(Link(stage.url, "test:bell"), stage.keys.stream)
-    yield made
-    made.close()
-
-
-def _rung(stage: Stage, bell: Doorbell, **settings: int) -> tuple[ConsumerActor, MasterActor]:
-    """A consumer, and a leader that has nothing to do, waits for a real doorbell, and knows that messages are small."""
-    a, m = stage.consumer("a"), stage.leader(**settings)
-    m.settle()
-    m.dispatcher._doorbell = m.dispatcher._reader._doorbell = bell
-    stage.send(b"first")
-    m.dispatcher._reader.again(False)
-    while m.dispatcher.run_once() == 0.0:
-        pass
-    assert a.read() == 1
-    return a, m
-
-
-def test_the_bell_is_asked_for_what_follows_while_news_are_taken_and_then_there_is_nothing_left_to_do(stage: Stage, bell: Doorbell) -> None:
-    a, m = _rung(stage, bell)
-    [first] = stage.send(T)
-    bell.wait(PATIENCE_S)
-    asked, more = [], []
-
-    def send_more(step: str) -> None:
-        asked.append((step, bell._asked[0]))
-        more.extend(stage.send(T))
-
-    m.link.after = send_more
-    assert m.dispatcher.run_once() > 0, "no turn that finds nothing"
-    m.link.after = lambda step: None
-    assert asked[0] == ("hand_over", first)
-    bell.wait(PATIENCE_S)
-    heard = bell.heard()
-    assert heard is not None
-    assert (heard.after, [entry.id for entry in heard.entries]) == (first, more)
-    assert a.read() == 1
-
-
-def test_the_bell_that_was_asked_for_what_follows_rings_for_it_though_the_news_were_not_taken(stage: Stage, bell: Doorbell) -> None:
-    a, m = _rung(stage, bell)
-    [first] = stage.send(T)
-    bell.wait(PATIENCE_S)
-
-    def read_it(step: str) -> None:
-        m.link.before = lambda step: None
-        stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "somebody", "COUNT", 1, "STREAMS", stage.keys.stream, ">")
-
-    m.link.before = read_it
-    assert m.dispatcher.run_once() == 0.0, "they are looked at again at once"
-    assert bell._asked[0] == first
-    assert m.dispatcher.run_once() > 0
-    [second] = stage.send(T)
-    bell.wait(PATIENCE_S)
-    m.dispatcher.run_once()
-    assert a.read() == 1
-    a.work()
-    assert stage.history.ids(T) == [second]
-    assert m.failures == []
-
-
-@pytest.mark.parametrize("left", ["window", "batch"])
-def test_what_is_left_of_the_news_has_a_turn_of_its_own(stage: Stage, bell: Doorbell, left: str) -> None:
-    a, m = _rung(stage, bell, **{left: 2})
-    for _ in range(3):
-        stage.send(T)
-    m.dispatcher._reader.again(False)
-    assert m.dispatcher.run_once() == 0.0
-    assert a.read() == 2
-    while m.dispatcher.run_once() == 0.0:
-        pass
-    assert a.read() == (1 if left == "batch" else 0)
 
 
 def test_a_leader_whose_bell_tells_of_other_entries_goes_on_without_it(stage: Stage) -> None:

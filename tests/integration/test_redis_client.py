@@ -70,11 +70,12 @@ def test_what_is_done_meanwhile_is_done_while_redis_does_the_command(redis_url: 
     other.close()
 
 
-def test_what_fails_meanwhile_leaves_no_reply_for_the_next_call(link: Link) -> None:
+@pytest.mark.parametrize("problem", [RuntimeError("meanwhile"), NotNow("OOM", "meanwhile"), KeyboardInterrupt("meanwhile")])
+def test_what_fails_meanwhile_leaves_a_reply_that_is_unknown_and_none_for_the_next_call(link: Link, problem: BaseException) -> None:
     def fail() -> None:
-        raise RuntimeError("meanwhile")
+        raise problem
 
-    with pytest.raises(RuntimeError, match="meanwhile"):
+    with pytest.raises(ReplyUnknown if isinstance(problem, Exception) else KeyboardInterrupt, match="meanwhile"):
         link.call("ECHO", "first", meanwhile=fail)
     assert link.call("ECHO", "second") == b"second"
 

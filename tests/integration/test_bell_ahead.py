@@ -1,0 +1,200 @@
+"""The doorbell is asked for what follows while news are being taken. Whatever becomes of those, nothing waits for the idle look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.clock import now_s
+from common.embedded import EmbeddedRedis
+from common.endpoints import make_connection
+from common.errors import NotNow, RedisTrouble
+from common.redis_client import Link
+from common.stream_id import rank
+from master import doorbell as doorbell_module
+from master import reader as reader_module
+from master.doorbell import Doorbell
+from master.mailbox import Changed
+from tests.integration.actors import ConsumerActor, MasterActor, Stage
+from tests.integration.routers import PATIENCE_S
+from tests.integration.test_protocol_rules import T
+
+
+@pytest.fixture(autouse=True)
+def no_look_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be found by an idle look, or when the bell is asked again because its time is over, is not found at all."""
+    monkeypatch.setattr(reader_module, "IDLE_READ_S", 1e9)
+    monkeypatch.setattr(doorbell_module, "_BLOCK_S", 1e6)
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
+
+
+@pytest.fixture
+def bell(stage: Stage) -> Iterator[Doorbell]:
+    made = Doorbell(Link(stage.url, "test:bell"), stage.keys.stream)
+    yield made
+    made.close()
+
+
+def _rung(stage: Stage, bell: Doorbell, **settings: int) -> tuple[ConsumerActor, MasterActor]:
+    """A consumer, and a leader that has nothing to do, waits for a real doorbell, and knows that messages are small."""
+    a, m = stage.consumer("a"), stage.leader(**settings)
+    m.settle()
+    m.dispatcher._doorbell = m.dispatcher._reader._doorbell = bell
+    stage.send(b"first")
+    m.dispatcher._reader.again(False)
+    while m.dispatcher.run_once() == 0.0:
+        pass
+    assert a.read() == 1
+    return a, m
+
+
+def test_the_bell_is_asked_for_what_follows_while_news_are_taken_and_then_there_is_nothing_left_to_do(stage: Stage, bell: Doorbell) -> None:
+    a, m = _rung(stage, bell)
+    [first] = stage.send(T)
+    bell.wait(PATIENCE_S)
+    asked, more = [], []
+
+    def send_more(step: str) -> None:
+        asked.append((step, bell._asked[0]))
+        more.extend(stage.send(T))
+
+    m.link.after = send_more
+    assert m.dispatcher.run_once() > 0, "no turn that finds nothing"
+    m.link.after = lambda step: None
+    assert asked[0] == ("hand_over", first)
+    bell.wait(PATIENCE_S)
+    heard = bell.heard()
+    assert heard is not None
+    assert (heard.after, [entry.id for entry in heard.entries]) == (first, more)
+    assert a.read() == 1
+
+
+def test_the_bell_that_was_asked_for_what_follows_rings_for_it_though_the_news_were_not_taken(stage: Stage, bell: Doorbell) -> None:
+    a, m = _rung(stage, bell)
+    [first] = stage.send(T)
+    bell.wait(PATIENCE_S)
+
+    def read_it(step: str) -> None:
+        m.link.before = lambda step: None
+        stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "somebody", "COUNT", 1, "STREAMS", stage.keys.stream, ">")
+
+    m.link.before = read_it
+    assert m.dispatcher.run_once() == 0.0, "they are looked at again at once"
+    assert bell._asked[0] == first
+    assert m.dispatcher.run_once() > 0
+    [second] = stage.send(T)
+    bell.wait(PATIENCE_S)
+    m.dispatcher.run_once()
+    assert a.read() == 1
+    a.work()
+    assert stage.history.ids(T) == [second]
+    assert m.failures == []
+
+
+@pytest.mark.parametrize("left", ["window", "batch"])
+def test_what_is_left_of_the_news_has_a_turn_of_its_own(stage: Stage, bell: Doorbell, left: str) -> None:
+    a, m = _rung(stage, bell, **{left: 2})
+    for _ in range(3):
+        stage.send(T)
+    m.dispatcher._reader.again(False)
+    assert m.dispatcher.run_once() == 0.0
+    assert a.read() == 2
+    while m.dispatcher.run_once() == 0.0:
+        pass
+    assert a.read() == (1 if left == "batch" else 0)
+
+
+def _drive(m: MasterActor, bell: Doorbell, is_done: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+    """Turns and waits, as the service's thread has them, until it is done."""
+    until_s = now_s() + within_s
+    while not is_done() and now_s() < until_s:
+        bell.clear()
+        try:
+            wait_s = m.dispatcher.run_once()
+        except RedisTrouble:
+            wait_s = 0.05
+        if m.lead.epoch is None:
+            m.elect()
+        if wait_s > 0 and not is_done():
+            bell.wait(min(wait_s, max(0.0, until_s - now_s())))
+    return is_done()
+
+
+class _Moving(Link):
+    """As with Sentinel: when it is closed, its next connection leads to the new server."""
+
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__(old, "test:bell")
+        self._new = new
+
+    def close(self) -> None:
+        super().close()
+        self._connection = make_connection(self._new, "test:bell", 0.5)
+
+
+@pytest.mark.parametrize("told", ["9999999999999-1", "1-5"])
+def test_a_bell_on_another_server_is_found_out_though_that_has_nothing_more_to_tell(stage: Stage, tmp_path_short: Path, told: str) -> None:
+    """A failover that it has not heard of, and neither has a producer. The new server is past what was ``told`` by then, or not."""
+    with EmbeddedRedis(tmp_path_short / "other", port=None, durable=False) as other:
+        bell, producer = Doorbell(_Moving(other.url, stage.url), stage.keys.stream), Link(other.url, "test:producer")
+        _, m = _rung(stage, bell)
+        assert _drive(m, bell, lambda: bell._asked_until_s is not None)
+        producer.call("XADD", stage.keys.stream, told, "ticket_id", "T")
+        bell.wait(PATIENCE_S)
+        stage.send(b"meanwhile")
+        _drive(m, bell, lambda: False, 0.3)
+        for ticket in (b"A", b"B", b"C"):
+            [sent] = stage.send(ticket)
+            assert _drive(m, bell, lambda sent=sent: rank(m.dispatcher._reader.last_read) >= rank(sent))  # type: ignore[misc]
+        bell.close()
+        producer.close()
+
+
+def test_news_that_redis_had_no_memory_for_and_then_none_for_a_look_are_taken_when_it_has(stage: Stage, bell: Doorbell) -> None:
+    _, m = _rung(stage, bell)
+    [first] = stage.send(T)
+    bell.wait(PATIENCE_S)
+    refused = iter(("hand_over", "peek"))
+
+    def refuse(step: str) -> None:
+        if step == next(refused, ""):
+            if step == "hand_over":
+                bell.arm(first, 8)  # as while Redis refuses it
+            raise NotNow("OOM", "no memory")
+
+    m.link.before = refuse
+    for _ in range(2):
+        with pytest.raises(NotNow):
+            m.dispatcher.run_once()
+    m.link.before = lambda step: None
+    assert _drive(m, bell, lambda: m.dispatcher._reader.last_read == first)
+
+
+def test_a_stream_that_comes_back_with_lower_ids_after_it_has_rung_rings_again(stage: Stage, bell: Doorbell) -> None:
+    a, m = _rung(stage, bell)
+    a.work()
+    m.turn(*a.reports())
+    stage.send(T, b"1000-1")
+    bell.wait(PATIENCE_S)
+    stage.link.call("DEL", stage.keys.stream)
+    _drive(m, bell, lambda: False, 0.3)
+    m.look()
+    _drive(m, bell, lambda: False, 0.1)
+    stage.send(T, b"5-1")
+    assert _drive(m, bell, lambda: m.dispatcher._reader.last_read == b"5-1")
+
+
+def test_a_recovery_that_a_record_asks_for_begins_at_once(stage: Stage, bell: Doorbell) -> None:
+    _, m = _rung(stage, bell)
+    [entry] = stage.send(b"U")
+    assert _drive(m, bell, lambda: m.dispatcher._reader.last_read == entry)
+    stage.link.call("HSET", stage.keys.tickets, b"U", b"ghost:1 5 " + entry)
+    m.dispatcher.post(Changed(frozenset({b"U"})))
+    assert m.dispatcher.run_once() == 0.0
