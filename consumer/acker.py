@@ -8,12 +8,14 @@ A dead letter is written after everything that finished before it, so that per t
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from common.clock import now_s
 from common.errors import OwnershipLost
 from common.log import event
 from common.redis_client import CommandRefused, Link
@@ -73,6 +75,7 @@ class Acker(Service):
         self._reporter = reporter
         self._incarnation = incarnation
         self._linger_s, self._enough = linger
+        self._flushed_s = -math.inf
         self._run_log_length = run_log_length
         self._on_lost = on_lost
         self._ledger = AckLedger(BATCH)
@@ -145,13 +148,15 @@ class Acker(Service):
             return self._IDLE_S
         finally:
             self._writing = False
+            self._flushed_s = now_s()
         return 0.0
 
     def _linger(self) -> None:
-        """Wait a moment for more to finish, so that a batch is worth its call."""
+        """Wait a moment for more to finish, so that a batch is worth its call. What finishes after a quiet time goes at once."""
         self._lingering = True
-        if len(self._ledger) < self._enough and not self._given_up and not self.stopping:
-            self._full.wait(self._linger_s)
+        left_s = self._flushed_s + self._linger_s - now_s()
+        if left_s > 0 and len(self._ledger) < self._enough and not self._given_up and not self.stopping:
+            self._full.wait(left_s)
         self._lingering = False
         self._full.clear()  # what was set before now is written now
 

@@ -26,8 +26,8 @@ class ConsumerSettings(CommonSettings):
         20.0,
         ge=0,
         le=1000,
-        description="Longest wait before finished messages are acknowledged; a quarter of it where tickets wait for that (USHER_ACK_MODE=strict, "
-        "USHER_TICKET_WINDOW below 256).",
+        description="Shortest time between acknowledgements of a few finished messages each; a quarter of it where tickets wait for them "
+        "(USHER_ACK_MODE=strict, USHER_TICKET_WINDOW below 256).",
     )
     handler_seconds: float = Field(0.0, ge=0, description="Longest a handler may run; its process is ended then. 0: no limit.")
     max_attempts: int = Field(5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter.")

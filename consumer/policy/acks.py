@@ -20,7 +20,7 @@ _WIDE_WINDOW = 256
 
 
 class Linger(NamedTuple):
-    """How long, and for how many together, finished messages wait to be acknowledged."""
+    """How long after the last acknowledgement, and for how many together, finished messages wait for theirs."""
 
     seconds: float
     enough: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from common.clock import now_s
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from consumer.acker import Acker
@@ -23,14 +25,16 @@ _PATIENCE_S = 20.0
 
 
 @contextmanager
-def _acker(world: World, keeper: LaneKeeper, enough: int = 500) -> Iterator[Acker]:
-    """A running acker of consumer ``a`` that waits for ever for more to finish, unless there is enough or something tells it not to."""
+def _acker(world: World, keeper: LaneKeeper, enough: int = 500, was_quiet: bool = False) -> Iterator[Acker]:
+    """A running acker of consumer ``a`` that has just written something (unless it ``was_quiet``), and so waits for ever for more to finish, unless
+    there is enough or something tells it not to."""
     owner = world.join("a")
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
     steps = OwnerSteps(ScriptRunner(link), world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000, 512)
     acker = Acker(link, steps, keeper, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
+    acker._flushed_s = -math.inf if was_quiet else now_s()
     acker.start()
     try:
         yield acker
@@ -100,3 +104,14 @@ def test_as_many_as_are_worth_a_call_wait_for_no_more(world: World) -> None:
         assert acker.acknowledged == 0
         _finish(keeper, acker, b"2-1", strict=False)
         _wait_for(acker, 2)
+
+
+def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_waited_for(world: World) -> None:
+    keeper = _lanes()
+    with _acker(world, keeper, was_quiet=True) as acker:
+        _finish(keeper, acker, b"1-1", strict=False)
+        _wait_for(acker, 1)
+        _finish(keeper, acker, b"2-1", strict=False)
+        until(lambda: acker._lingering)
+        assert not acker._full.is_set()
+        assert acker.acknowledged == 1
