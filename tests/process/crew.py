@@ -23,7 +23,7 @@ from common.errors import NotNow, ReplyUnknown
 from common.keys import Keys
 from common.redis_client import Link
 from common.stream_id import rank
-from common.streams import pairs
+from common.streams import group_of
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
 
 KEYS = Keys("ticket_stream", "concurrency_stream_group")
@@ -166,15 +166,12 @@ class Crew:
         """
 
         def is_settled() -> bool:
-            groups, newest = link.pipeline([("XINFO", "GROUPS", KEYS.stream), ("XREVRANGE", KEYS.stream, "+", "-", "COUNT", 1)])
-            if not isinstance(groups, list) or not isinstance(newest, list):
+            newest = ("XREVRANGE", KEYS.stream, "+", "-", "COUNT", 1)
+            entries, groups, tickets = link.pipeline([newest, ("XINFO", "GROUPS", KEYS.stream), ("HLEN", KEYS.tickets)])
+            facts = group_of(groups, KEYS.group)
+            if facts is None or facts[b"pending"] or tickets != 0:
                 return False
-            [position] = [facts[b"last-delivered-id"] for facts in map(pairs, groups) if facts[b"name"] == KEYS.group.encode()] or [b"0-0"]
-            if newest and rank(newest[0][0]) > rank(position):
-                return False
-            # After the position: what was read by then is in these, or done.
-            pending, tickets = link.pipeline([("XPENDING", KEYS.stream, KEYS.group), ("HLEN", KEYS.tickets)])
-            return isinstance(pending, list) and pending[0] == 0 and tickets == 0
+            return all(rank(entry_id) <= rank(facts[b"last-delivered-id"]) for entry_id, _ in entries)
 
         self.until(is_settled, within_s, "the group is at the stream's end, pending list and index are empty")
 
