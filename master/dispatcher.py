@@ -192,7 +192,7 @@ class Dispatcher(Service):
     def _turn(self) -> float:
         assert self._steps is not None
         self._read_mailbox()
-        recovering = self._recoverer.turn(self.board, self._steps, self._rejected)
+        self._recoverer.turn(self.board, self._steps, self._rejected)
         self._unsure.update(self._recoverer.take_unsure())
         sweeping = self._idle_sweep.turn(self.board, self._steps, list(self._members), now_s(), self._rejected)
         self._read_records()
@@ -204,8 +204,8 @@ class Dispatcher(Service):
         more = self._read_new()
         self._reject()
         self._save_position()
-        recovering = recovering or self._recoverer.is_busy
-        if more or handed or ruling or recovering or sweeping or reopening or self._mailbox or self._unsure or self._rules_due:
+        found_more = more or handed or ruling or sweeping or reopening
+        if found_more or self._recoverer.is_busy or self._mailbox or self._unsure or self._rules_due:
             return 0.0
         self._reader.arm(self.board)
         due_s = self.board.next_due_s()

@@ -46,6 +46,7 @@ class Recoverer:
 
     @property
     def is_busy(self) -> bool:
+        """Whether there is somebody to recover."""
         return bool(self._queue)
 
     def take_unsure(self) -> list[bytes]:
@@ -53,23 +54,22 @@ class Recoverer:
         unsure, self._unsure = self._unsure, []
         return unsure
 
-    def turn(self, board: Board, steps: LeaderSteps, rejected: list[Rejected]) -> bool:
-        """One page of the first incarnation. False when there is nothing to recover. What can be handed to nobody is added to ``rejected``."""
+    def turn(self, board: Board, steps: LeaderSteps, rejected: list[Rejected]) -> None:
+        """One page of the first incarnation. What can be handed to nobody is added to ``rejected``."""
         if not self._queue:
-            return False
+            return
         incarnation = self._queue[0]
         page = steps.take_back(incarnation, PAGE)
         if page.alive:
             self._forget(incarnation)
             board.keep(incarnation)
-            return True
+            return
         usable, unusable = sort_out(page.found, steps.spread)
         board.take_in(usable)
         rejected += unusable
         self._taken[incarnation] += page.size
         if page.size == 0:
             self._end(incarnation, board, steps)
-        return True
 
     def _end(self, incarnation: str, board: Board, steps: LeaderSteps) -> None:
         """Its list is empty: its tickets are free, except those that a drain or a successor has."""

@@ -83,11 +83,10 @@ class Leader:
         """Whether somebody is being recovered."""
         return any(self.recoverer.has(incarnation) for incarnation in self.board.consumers)
 
-    def recover(self) -> bool:
+    def recover(self) -> None:
         """One page."""
-        busy = self.recoverer.turn(self.board, self.redis, self.rejected)  # type: ignore[arg-type]
+        self.recoverer.turn(self.board, self.redis, self.rejected)  # type: ignore[arg-type]
         self.unsure.update(self.recoverer.take_unsure())
-        return busy
 
     def turn(self) -> None:
         """All of a turn."""
