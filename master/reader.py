@@ -107,10 +107,12 @@ class Reader:
             self._doorbell.arm(after, self._most)
 
     def _mishear(self) -> None:
+        if self._doorbell is None:
+            return
         self._misheard += 1
-        if self._doorbell is not None:
+        if self._misheard < _MISHEARD:
             self._doorbell.hang_up()  # it may have been another server, which has nothing more to tell
-        if self._misheard >= _MISHEARD and self._doorbell is not None:
+        else:
             self._doorbell.mistrust()
             self._misheard = 0
 

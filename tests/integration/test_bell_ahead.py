@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from master import doorbell as doorbell_module
 from master import reader as reader_module
 from master.doorbell import Doorbell
 from master.mailbox import Changed
-from tests.integration.actors import ConsumerActor, MasterActor, Stage
+from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
 from tests.integration.routers import PATIENCE_S
 from tests.integration.test_protocol_rules import T
 
@@ -125,6 +126,52 @@ def _drive(m: MasterActor, bell: Doorbell, is_done: Callable[[], bool], within_s
         if wait_s > 0 and not is_done():
             bell.wait(min(wait_s, max(0.0, until_s - now_s())))
     return is_done()
+
+
+@pytest.mark.parametrize("trouble", [None, *Trouble])
+def test_a_hand_over_whose_reply_does_not_come_is_done_once_and_what_follows_is_heard(stage: Stage, bell: Doorbell, trouble: Trouble | None) -> None:
+    """Also by a server that has forgotten the script: then it is sent again, and the bell is asked once."""
+    a, m = _rung(stage, bell)
+    stage.link.call("SCRIPT", "FLUSH")
+    asked: list[tuple[Any, ...]] = []
+    ask = bell._link.ask
+    bell._link.ask = lambda *command: (asked.append(command), ask(*command))[1]  # type: ignore[method-assign]
+    [first] = stage.send(T)
+    bell.wait(PATIENCE_S)
+    if trouble is not None:
+        m.link.troubles["hand_over"] = trouble
+    m.dispatcher.run_once()
+    assert len(asked) == (trouble in (None, Trouble.REPLY_LOST)), "asked while Redis does it, and only then"
+    m.elect()
+    m.dispatcher.run_once()
+    m.look()
+    assert _drive(m, bell, lambda: a.keeper.load()[1] == 2 or a.read() > 0)
+    if trouble is Trouble.LATE:
+        m.link.arrive(stage.link)
+    [second] = stage.send(T)
+    assert _drive(m, bell, lambda: rank(m.dispatcher._reader.last_read) >= rank(second))
+    a.read()
+    a.work()
+    assert stage.history.ids(T) == [first, second]
+    assert stage.history.disorder() == []
+    assert not stage.history.overlaps
+
+
+@pytest.mark.parametrize("state", ["draining", "revoked", None])
+def test_news_that_their_consumer_may_not_have_go_to_another_at_once(stage: Stage, bell: Doorbell, state: str | None) -> None:
+    a, m = _rung(stage, bell)
+    a.work()
+    m.turn(*a.reports())
+    b = stage.consumer("b")
+    lease = stage.keys.lease(a.incarnation)
+    stage.link.call(*(("SET", lease, state) if state else ("DEL", lease)))
+    stage.send(T)
+    bell.wait(PATIENCE_S)
+    assert m.dispatcher.run_once() == 0.0
+    assert m.board.parked == 1
+    m.look()
+    assert _drive(m, bell, lambda: m.board.parked == 0)
+    assert b.read() == 1
 
 
 class _Moving(Link):
