@@ -62,6 +62,7 @@ class Reporter(Service):
         self._enough = min(MOST_IDS, max(1, spare // 2))
         self._enough_of_one = max(1, ticket_window // 2)
         self._hurry = False
+        self._calm = False  # the pause is the long one, in which this thread may be
         self._last_s = self._not_before_s = -math.inf
         self.sent = 0
         self.dropped = 0
@@ -73,7 +74,7 @@ class Reporter(Service):
             self._count(items)
         while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many wait")
-        if was_empty or self._hurry or not self._keeps_up():
+        if was_empty or self._hurry or (self._calm and not self._keeps_up()):
             self.wake()
 
     def run_once(self) -> float:
@@ -104,7 +105,8 @@ class Reporter(Service):
 
     def _early_s(self) -> float:
         """Seconds until the next report may go."""
-        pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._keeps_up() else _PAUSE_S
+        self._calm = self._keeps_up()
+        pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._calm else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
     def _count(self, items: Iterable[Item]) -> None:

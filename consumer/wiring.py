@@ -105,9 +105,7 @@ class Incarnation:
         self.reporter = Reporter(_masters(settings, taken.leader_url), name, spare, taken.ticket_window, lambda: self.keeper.keeps_up)
         waits = linger(settings.flush_ms / 1000, settings.ack_mode == "strict", spare, taken.ticket_window)
         ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
-        self.acker = Acker(
-            ack_link, steps(ack_link), self.keeper, self.reporter, name, waits, settings.run_log_length, on_lost
-        )
+        self.acker = Acker(ack_link, steps(ack_link), self.keeper, self.reporter, name, waits, settings.run_log_length, on_lost)
         self.bell = Bell(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
         self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
         alone_link = link("alone")

@@ -76,13 +76,22 @@ def test_while_the_consumer_keeps_up_the_pause_is_longer_and_ends_when_it_does_n
     keeps_up = False
     reporter.add(items(4, 1))
     assert reporter._wake.wait(0)
+    reporter._wake.clear()
     assert reporter.run_once() == 0.0
     assert leader.reports[1:] == [["2-0", "3-0", "4-0"]]
+    reporter.add(items(6, 1))
+    reporter.run_once()
+    reporter._wake.clear()
+    reporter.add(items(7, 1))
+    assert not reporter._wake.wait(0), "the thread knows, and sleeps no longer than the short pause"
+    clock.s += 0.11
+    assert reporter.run_once() == 0.0
+    assert leader.reports[2:] == [["6-0", "7-0"]]
     keeps_up = True
     reporter.add(items(5, 1))
     clock.s += 0.51
     assert reporter.run_once() == 0.0
-    assert leader.reports[2:] == [["5-0"]]
+    assert leader.reports[3:] == [["5-0"]]
 
 
 @pytest.mark.parametrize(("window", "enough"), [(1, 1), (2, 1), (20, 10), (512, 256)])
