@@ -81,7 +81,7 @@ class Leader:
     @property
     def recovers(self) -> bool:
         """Whether somebody is being recovered."""
-        return any(self.recoverer.has(incarnation) for incarnation in self.board.consumers)
+        return self.recoverer.is_busy
 
     def recover(self) -> None:
         """One page."""

@@ -179,8 +179,8 @@ class Story:
 
     def _recover(self) -> None:
         self._look()
-        while self._leader.recover():
-            pass
+        while self._leader.recovers:
+            self._leader.recover()
 
     def _stranger(self, entry_id: str, ticket: str) -> None:
         self._redis.add(entry_id.encode(), ticket.encode())
