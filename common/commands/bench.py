@@ -139,7 +139,7 @@ def hot(
 
 @bench.command(
     help="Whether more slots and more processes bring more. Handlers that wait 10 ms, on a thread each (wait) or as `async def` "
-    "on one event loop (await): against what their slots can do at most. Handlers that "
+    "on one event loop (await): against what their slots can do at most, and beside as many slots that only wait. Handlers that "
     "compute for a millisecond, on one thread of each process: against the same in one process."
 )
 @click.option("--handlers", type=click.Choice(["wait", "await", "compute"]), default="wait", show_default=True, help="What the handlers do.")
@@ -155,7 +155,8 @@ def scale(handlers: str, messages: int | None, consumers: int | None, slots: int
             return measure_scale.computing(messages or 12_000, consumers or 2, not no_aof, os.environ)
         return measure_scale.waiting(handlers, messages or 100_000, consumers or 4, slots, not no_aof, os.environ)
 
-    report(run, runs, ("messages_per_second", "floor_per_second", "ratio"), as_json)
+    shown = ("messages_per_second", "floor_per_second", "ratio")
+    report(run, runs, shown if handlers == "compute" else (*shown, "bare_per_second", "bare_ratio"), as_json)
 
 
 @bench.command(help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory.")

@@ -35,7 +35,9 @@ def test_handlers_that_wait_are_told_beside_what_their_slots_can_do_at_most(tmp_
     words = ("--handlers", handlers, "--messages", "2000", "--consumers", "1", "--slots", "16", "--runs", "1")
     (run,) = _bench(tmp_path, "scale", *words)["runs"]
     assert (run["handlers"], run["slots"], run["floor_per_second"]) == (handlers, 16, 1600)
-    assert 0 < run["ratio"] <= 1
+    assert 0 < run["ratio"] <= run["bare_ratio"]
+    assert run["ratio"] * 1600 == pytest.approx(run["bare_ratio"] * run["bare_per_second"], rel=0.01)
+    assert 0 < run["bare_per_second"] <= 1600, "it sleeps as long, in as many slots"
 
 
 def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
