@@ -52,8 +52,8 @@ PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "common/r
 IMPURE = frozenset(
     {"redis", "time", "datetime", "threading", "asyncio", "os", "socket", "subprocess", "logging", "secrets", "requests", "urllib3", "flask"}
 )
-#: Where threads begin: services; and pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions).
-THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/asker.py")
+#: Where threads begin: services; pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions); and a yardstick.
+THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/asker.py", "common/bench/slots.py")
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "consumer/torture/pytest_plugin.py"),
