@@ -207,6 +207,8 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
     ids = [_id_of(text) for text in dict.fromkeys(given["letter_ids"])]
     if bool(ids) == given["everything"]:
         raise click.UsageError("give ids of letters, or --all with filters (--ticket, --reason, --error, --older-than ...)")
+    if ids and _wanted(given) != LetterFilter():
+        raise click.UsageError("filters go with --all, not with ids of letters; why you do it is --why")
     if given["as_json"] and not given["yes"]:
         raise click.UsageError("--json does not ask: give --yes too")
     by, wanted, until = caller(given["why"]), _wanted(given), letters.last_id()

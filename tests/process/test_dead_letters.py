@@ -151,7 +151,9 @@ def test_thousands_are_redriven_exactly_once_and_dropped(running: tuple[Crew, Li
     [large] = json.loads(_usher(crew, "dead", "list", "--json"))["dead_letters"]
     assert (large["reason"], large["cut"], large["ticket_id"]) == ("too_large", True, "L")
     assert "too_large" in _usher(crew, "dead", "show", large["id"])
-    _usher(crew, "dead", "drop", large["id"], "--yes")
+    for filtered in (("--ticket", "another"), ("--reason", "another"), ("--older-than", "1s")):
+        assert "filters go with --all" in _usher(crew, "dead", "drop", large["id"], *filtered, "--yes", code=2)
+    _usher(crew, "dead", "drop", large["id"], "--why", "too large", "--yes")
     _usher(crew, "dead", "drop", large["id"], "--yes", "--json", code=1)
     _usher(crew, "dead", "show", large["id"], code=1)
 
