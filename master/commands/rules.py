@@ -109,8 +109,8 @@ def dead_letter(flags: dict[str, Any], yes: bool, reason: str, as_json: bool, **
 
 
 @click.command(
-    help="Pause tickets: nothing more of them is handed over, in no order is anything lost, and other tickets go on. What a consumer has already "
-    "goes on to its end. It holds until `usher resume`, whatever is restarted meanwhile.",
+    help="Pause tickets: nothing more of them is handed over; nothing is lost, their order stays, and other tickets go on. What a consumer has "
+    "already goes on to its end. It holds until `usher resume`, whatever is restarted meanwhile.",
 )
 @_targets
 @_REASON
