@@ -125,6 +125,14 @@ class Acker(Service):
         self._full.set()
         self.wake()
 
+    def hurry(self) -> None:
+        """This incarnation ends: from now on nothing waits for more to finish."""
+        self._linger_s = 0.0  # first: a linger that begins after the event was cleared must see it
+        self._full.set()
+
+    def interrupt(self) -> None:
+        self.hurry()
+
     @property
     def is_flushed(self) -> bool:
         """Nothing waits to be written."""
@@ -155,7 +163,7 @@ class Acker(Service):
         """Wait a moment for more to finish, so that a batch is worth its call. What finishes after a quiet time goes at once."""
         self._lingering = True
         left_s = self._flushed_s + self._linger_s - now_s()
-        if left_s > 0 and len(self._ledger) < self._enough and not self._given_up and not self.stopping:
+        if left_s > 0 and len(self._ledger) < self._enough and not self._given_up:
             self._full.wait(left_s)
         self._lingering = False
         self._full.clear()  # what was set before now is written now

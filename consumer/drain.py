@@ -57,6 +57,7 @@ class Drain:
         """Drain for up to ``grace_s`` seconds, then tell a master. Never raises: what cannot be done is left to the lease."""
         until_s = now_s() + max(grace_s, _LEAST_S)
         self._keeper.pause()
+        self._acker.hurry()
         clean = False
         trouble = ""
         while not clean:

@@ -164,7 +164,7 @@ class Executor:
         held = self.strict or not message.plain
         if held:
             message.lane = lane
-            self.keeper.hold(lane)
+            self.keeper.hold(lane, (end_us - start_us) / 1e6)
         message.start_us, message.end_us = start_us, end_us
         self._accounts.finished(message)
         return not held
@@ -187,13 +187,13 @@ class Executor:
             self.bury(lane, message, decision)
             return
         event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
-        due_s = now_s() + decision.wait_s
+        due_s, ran_s = now_s() + decision.wait_s, (run.end_us - run.start_us) / 1e6
         if lane.isolation is Isolation.ALONE:  # it was charged for a crash: nobody else may crash before that is mended
-            self.keeper.hold(lane)
+            self.keeper.hold(lane, ran_s)
             self._accounts.failed(failure._replace(then=partial(self.keeper.retry_held, lane, message, due_s)))
         else:
             self._accounts.failed(failure)
-            self.keeper.retry(lane, message, due_s)
+            self.keeper.retry(lane, message, due_s, ran_s)
 
     def put_back(self, lane: MessageLane, messages: Sequence[Message]) -> None:
         """Messages that were started, in one call with others, and must wait for an earlier one of their ticket. The lane stays the runner's."""

@@ -153,16 +153,16 @@ class LaneKeeper:
         with self.lock:
             self._end(lane, messages, seconds)
 
-    def hold(self, lane: MessageLane) -> None:
-        """Nothing more of it starts before ``let_go``."""
+    def hold(self, lane: MessageLane, ran_s: float | None = None) -> None:
+        """Nothing more of it starts before ``let_go``. ``ran_s``: how long its last message ran, if it did."""
         with self.lock:
-            self._ended += 1
+            self._count(ran_s)
             self._board.hold(lane)
 
-    def retry(self, lane: MessageLane, message: Message, due_s: float) -> None:
+    def retry(self, lane: MessageLane, message: Message, due_s: float, ran_s: float | None = None) -> None:
         """``message`` comes first in the lane again, and nothing of it starts before ``due_s``."""
         with self._changed:
-            self._ended += 1
+            self._count(ran_s)
             self._board.retry(lane, message, due_s)
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
@@ -280,7 +280,10 @@ class LaneKeeper:
         return self._ended == ended and not self._paused
 
     def _end(self, lane: MessageLane, messages: int, seconds: float) -> None:
-        self._ended += 1
-        if messages:
-            self._mean_s += _NEWEST * (seconds / messages - self._mean_s)
+        self._count(seconds / messages if messages else None)
         self._board.release(lane)
+
+    def _count(self, ran_s: float | None) -> None:
+        self._ended += 1
+        if ran_s is not None:
+            self._mean_s += _NEWEST * (ran_s - self._mean_s)

@@ -86,7 +86,8 @@ class AckLedger:
         self._under_way: AckBatch | None = None
 
     def __len__(self) -> int:
-        return len(self._finished) + (len(self._under_way.finished) if self._under_way else 0)
+        under_way = self._under_way  # another thread may settle it now
+        return len(self._finished) + (len(under_way.finished) if under_way else 0)
 
     @property
     def batches(self) -> int:

@@ -7,17 +7,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from common.clock import now_s
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from consumer.acker import Acker
 from consumer.context import Message, OwnLease
+from consumer.drain import Drain
 from consumer.lane_keeper import LaneKeeper
 from consumer.master_client import MasterClient
 from consumer.owner_steps import OwnerSteps
 from consumer.policy.acks import Finished, Linger
 from consumer.reporter import Reporter
-from tests.integration.factories import World
+from consumer.worker_pool import LaneWorker
+from tests.integration.actors import Stage
+from tests.integration.factories import LEASE_MS, World
 from tests.integration.routers import until
 
 _NEVER_S = 3600.0
@@ -39,7 +44,6 @@ def _acker(world: World, keeper: LaneKeeper, enough: int = 500, was_quiet: bool 
     try:
         yield acker
     finally:
-        acker._full.set()
         acker.stop()
         assert acker.join(_PATIENCE_S)
         reporter.on_end()
@@ -115,3 +119,57 @@ def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_wa
         until(lambda: acker._lingering)
         assert not acker._full.is_set()
         assert acker.acknowledged == 1
+
+
+def test_where_the_incarnation_ends_nothing_waits_for_more_to_finish(world: World) -> None:
+    """Also what already waits, and what finishes later: a drain gives nothing back while something is unacknowledged."""
+    keeper = _lanes()
+    with _acker(world, keeper) as acker:
+        _finish(keeper, acker, b"1-1", strict=False)
+        until(lambda: acker._lingering)
+        acker.hurry()
+        _wait_for(acker, 1)
+        _finish(keeper, acker, b"2-1", strict=False)
+        _wait_for(acker, 2)
+
+
+def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
+    with Stage(any_redis_url) as stage:
+        a, m = stage.consumer("a"), stage.leader()
+        stage.send(b"T")
+        m.settle()
+        a.read()
+        a.acker._linger_s, a.acker._flushed_s = _NEVER_S, now_s()
+        link = Link(stage.url, "test:drain")
+        drain = Drain(OwnerSteps(ScriptRunner(link), stage.keys, a.registration), a.keeper, a.reader, a.acker, LEASE_MS)
+        run = a.start()
+        assert run is not None
+        a.acker.start()
+        run.succeed()
+        until(lambda: a.acker._lingering)
+        assert drain.run(_PATIENCE_S, lambda: None).clean
+        link.close()
+        a.acker.stop()
+        assert a.acker.join(_PATIENCE_S)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_handlers_that_take_their_time_are_not_short_in_any_mode(any_redis_url: str, strict: bool, fails: bool) -> None:
+    def handle(message: Message) -> None:
+        time.sleep(0.02)
+        if fails:
+            raise ValueError
+
+    with Stage(any_redis_url) as stage:
+        a, m = stage.consumer("a", strict=strict), stage.leader()
+        stage.send(b"T")
+        m.settle()
+        a.read()
+        assert a.keeper._is_short()
+        worker = LaneWorker(0, a.executor, handle)
+        worker.start()
+        until(lambda: not a.keeper._is_short())
+        a.keeper.pause()
+        worker.stop()
+        assert worker.join(_PATIENCE_S)
