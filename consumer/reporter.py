@@ -105,6 +105,7 @@ class Reporter(Service):
 
     def _early_s(self) -> float:
         """Seconds until the next report may go."""
+        self._calm = True  # who adds while we look, when it is not so any more, must wake us
         self._calm = self._keeps_up()
         pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._calm else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()

@@ -94,6 +94,26 @@ def test_while_the_consumer_keeps_up_the_pause_is_longer_and_ends_when_it_does_n
     assert leader.reports[3:] == [["5-0"]]
 
 
+def test_what_comes_while_it_looks_whether_the_consumer_keeps_up_wakes_it(clock: Clock) -> None:
+    """It did not, does at the look, and does no more before that is noted: else this would wait for the long pause."""
+    looks = iter([False, False, None, False, False])
+
+    def keeps_up() -> bool:
+        look = next(looks)
+        if look is None:
+            reporter._wake.clear()
+            reporter.add(items(3, 1))
+        return look is None
+
+    reporter = Reporter(Leader(), "c:1", 2000, 128, keeps_up)  # type: ignore[arg-type]
+    reporter.add(items(1, 1))
+    reporter.run_once()
+    reporter.add(items(2, 1))
+    reporter.run_once()
+    reporter.run_once()
+    assert reporter._wake.wait(0)
+
+
 @pytest.mark.parametrize(("window", "enough"), [(1, 1), (2, 1), (20, 10), (512, 256)])
 def test_half_a_window_of_one_ticket_is_enough(clock: Clock, window: int, enough: int) -> None:
     """The leader hands more of it over then."""
