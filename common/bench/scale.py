@@ -4,20 +4,20 @@ one process and in several."""
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.bench.handlers import SLEEP_S
 from common.bench.measures import new_rig, seconds_for
-from common.bench.rig import BenchFailed
+from common.bench.program import Program
 
 _TICKETS = 10_000
 _SLOTS = Path(__file__).with_name("slots.py")
-#: How long the yardstick runs.
-_BARE_S = 2.0
+#: How long the yardstick runs, and what its answers are waited for beyond that.
+_BARE_S, _PATIENCE_S = 2.0, 30.0
 #: Handlers that wait: on a thread each, or all of a process on one event loop.
 _WAITING = {"wait": "common.bench.handlers:sleeping", "await": "common.bench.handlers:sleeping_async"}
 
@@ -26,7 +26,7 @@ def waiting(handlers: str, messages: int, consumers: int, slots: int, durable: b
     """One run with handlers that sleep. The floor is what the slots of all consumers do when none of them ever waits for a message; beside it
     what as many slots do that only sleep (``common.bench.slots``): a sleep takes longer than it was asked to."""
     run = _run(messages, consumers, {"USHER_CONCURRENCY": str(slots)}, _WAITING[handlers], durable, environ)
-    floor, bare = consumers * slots / SLEEP_S, _bare_per_second(handlers, consumers, slots)
+    floor, bare = consumers * slots / SLEEP_S, _bare_per_second(handlers, consumers, slots, environ)
     return {
         "handlers": handlers,
         "slots": slots,
@@ -38,26 +38,16 @@ def waiting(handlers: str, messages: int, consumers: int, slots: int, durable: b
     }
 
 
-def _bare_per_second(handlers: str, processes: int, slots: int) -> float:
+def _bare_per_second(handlers: str, processes: int, slots: int, environ: Mapping[str, str]) -> float:
     """Sleeps that end per second, in all processes together."""
     words = [sys.executable, str(_SLOTS), handlers, str(slots), str(_BARE_S), str(SLEEP_S)]
-    with contextlib.ExitStack() as stack:
-        ready = []
-        for _ in range(processes):
-            process = stack.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            stack.callback(process.kill)
-            ready.append(process)
-        for process in ready:
-            assert process.stdout is not None
-            process.stdout.readline()
-        for process in ready:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        told = [process.stdout.readline() for process in ready if process.stdout is not None]
-    if not all(told):
-        raise BenchFailed("a process of the yardstick ended early; why is above")
-    return sum(map(float, told))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        bare = [stack.enter_context(Program(f"bare-{number}", words, Path(folder), environ)) for number in range(processes)]
+        for program in bare:
+            program.answer(_PATIENCE_S)  # it is ready
+        for program in bare:
+            program.tell()
+        return sum(float(program.answer(_BARE_S + _PATIENCE_S)) for program in bare)
 
 
 def computing(messages: int, processes: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
