@@ -107,13 +107,8 @@ class Dispatcher(Service):
         bell = self._doorbell.trouble if self._doorbell is not None else None
         return super().trouble or (self._unwell or bell if self._lead.is_ours else None)
 
-    def parked_of(self, ticket: bytes) -> int:
-        """How many entries of a ticket are parked, as far as this master knows. A glance from outside: it may be a moment old."""
-        known = self.board.tickets.get(ticket)
-        return len(known.parked) if known is not None else 0
-
     def glance(self, ticket: bytes) -> BoardFacts | None:
-        """What memory has of a ticket, while this master leads. A glance too."""
+        """What memory has of a ticket, while this master leads; None: nothing. A glance from outside: it may be a moment old."""
         return glance(self.board, ticket, now_s(), wall_ms()) if self.leads else None
 
     # ---- the turn ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from common.keys import MASTER, Keys
 from common.message import LONGEST_TICKET
 from common.redis_client import Link
 from common.scripts import ScriptRunner
-from master.policy.stuck import Head, oldest, parse_head
+from master.policy.stuck import Head, Parked, oldest, parse_head
 
 _COUNT = 1000
 #: Old heads that are kept in mind; parked entries, and pending ones, that are looked at.
@@ -34,6 +34,8 @@ class IndexScan:
         self._candidates: dict[bytes, Head] = {}
         self._moved_ms: dict[bytes, int] = {}
         self._owned: Mapping[bytes, int] | None = None  # None: not all were looked at yet
+        self._waiting: Counter[bytes] = Counter()  # by ticket: what was seen of it under ``master``
+        self._all_waiting = False
 
     def owned_by(self, incarnation: str) -> int | None:
         """How many tickets in processing it has, as of the last look at all; None before there was one."""
@@ -43,6 +45,10 @@ class IndexScan:
     def moved_ms(self) -> Mapping[bytes, int]:
         """By head: when it became the head, as far as that was seen."""
         return self._moved_ms
+
+    def parked_of(self, ticket: bytes) -> Parked:
+        """What was seen of it under ``master`` when ``heads`` was asked last. Exact while all that is there is looked at."""
+        return Parked(self._waiting[ticket], self._all_waiting)
 
     def advance(self, most: int) -> None:
         """Look at ``most`` more records, or up to the end."""
@@ -67,8 +73,8 @@ class IndexScan:
         self._owned = dict(self._counted)
         self._found, self._counted, self._cursor = [], Counter(), None
 
-    def heads(self, now_ms: int) -> list[Head]:
-        """The oldest heads as they are now, parked ones among them."""
+    def heads(self, now_ms: int, under_master: int) -> list[Head]:
+        """The oldest heads as they are now, parked ones among them. ``under_master``: how many entries are pending there."""
         before = {head.ticket: head for head in self._found} | self._candidates
         asked = list(dict.fromkeys([*before, *self._pending(b"", _PENDING)[1::2]]))
         values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
@@ -80,7 +86,7 @@ class IndexScan:
             if ticket in before and head.id != before[ticket].id:
                 self._moved_ms[head.id] = now_ms
             now[ticket] = head
-        for head in self._parked():
+        for head in self._parked(under_master):
             if head.ticket not in now:
                 now[head.ticket] = head
         kept = oldest(now.values(), _KEPT)
@@ -93,7 +99,7 @@ class IndexScan:
         args = (self._keys.group, name, most, self._field, LONGEST_TICKET)
         return list(self._scripts.run("pending_heads", (self._keys.stream,), args))
 
-    def _parked(self) -> list[Head]:
+    def _parked(self, under_master: int) -> list[Head]:
         """The oldest of what is pending under the master, one of each ticket; those that are in the index too are behind something."""
         flat = self._pending(MASTER, _PARKED)
         first: dict[bytes, Head] = {}
@@ -101,5 +107,8 @@ class IndexScan:
             entry_id, ticket = flat[at], flat[at + 1]
             known = first.get(ticket)
             first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.size + 1 if known else 1)
+        self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
+        # Entries whose bodies were deleted are counted there and not found here.
+        self._all_waiting = under_master <= len(flat) // 2 < _PARKED
         records = self._link.call("HMGET", self._keys.tickets, *first) if first else []
         return [head for head, record in zip(first.values(), records, strict=True) if record is None]

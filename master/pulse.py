@@ -27,9 +27,10 @@ from master.index_scan import IndexScan
 from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.alarms import BAD, Alarm, alarms
+from master.policy.explain_facts import BoardFacts
 from master.policy.pulse import Sample, is_still, point, rates
 from master.policy.rules import Rulebook, Target
-from master.policy.stuck import Seen, stuck_rows
+from master.policy.stuck import Parked, Seen, stuck_rows
 from master.roster import STATES, Member, read_left_ms, read_roster, state_of, strangers
 from master.web.pages.text import ticket_url, visible
 
@@ -52,19 +53,21 @@ _LIVE_FIELDS = ("incarnation", "state", "tickets", "pending", "beat_ms")
 
 
 class Pulse(Service):
-    """``parked_of``: how many messages of a ticket this master has parked."""
+    """``board``: what this master has of a ticket in memory, when it leads."""
 
     name = "pulse"
     stalls_after_s = 3 * _STILL_EVERY_S
 
-    def __init__(self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, parked_of: Callable[[bytes], int]) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, board: Callable[[bytes], BoardFacts | None]
+    ) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lease_ms = lease_ms
         self._sockets = sockets
-        self._parked_of = parked_of
+        self._board = board
         self._scan = IndexScan(link, keys, ticket_field)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
@@ -241,12 +244,20 @@ class Pulse(Service):
         }
 
     def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> list[dict[str, Any]]:
-        heads = self._scan.heads(now_ms)
+        heads = self._scan.heads(now_ms, self._by_name.get(MASTER, 0))
         values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
         attempts = {head.id: decode(value).starts for head, value in zip(heads, values, strict=True) if value is not None}
-        parked = {head.ticket: self._parked_of(head.ticket) for head in heads if head.owner}
+        parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
         rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked, self._rules), now_ms, _STUCK)
         return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
+
+    def _parked_of(self, ticket: bytes) -> Parked:
+        """From Redis, as far as it was looked at; else what the leader knows, when it is this master."""
+        seen = self._scan.parked_of(ticket)
+        board = None if seen.is_exact else self._board(ticket)
+        if board is None:
+            return seen
+        return Parked(board.parked, True) if board.has_all else Parked(max(board.parked, seen.messages), False)
 
     # -- telling
 

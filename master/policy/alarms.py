@@ -56,7 +56,7 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         count = f"{len(still)} tickets or more are" if more else f"{_many(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
         on = f" on {first['consumer']}" if first["consumer"] else ""
         tries = f", {_many(first['attempts'], 'attempt')}" if first["attempts"] else ""
-        behind = f", {first['behind']:,} behind" if first["behind"] else ""
+        behind = f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
         acts = any(seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS for row in still)
         text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
         found.append(Alarm(BAD if acts else WARN, text, first["href"]))

@@ -248,12 +248,11 @@ def _nothing(facts: Facts) -> Explanation:
 def _later(facts: Facts) -> Iterator[Reason]:
     """What keeps later entries from following their ticket's owner."""
     rule, owner = (facts.rules[0] if facts.rules else None), facts.owner
-    parked = max(len(facts.parked), facts.board.parked if facts.board is not None else 0)
     if rule is not None:
         has = owner.name if owner is not None else "its owner"
         yield Reason(f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {has} has goes on")
     elif facts.board is not None and facts.board.window_is_full:
-        yield Reason("window_full", f"{_number(parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a time")
+        yield Reason("window_full", f"{_number(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a time")
     elif owner is not None and (owner.state != "live" or owner.paused is not None):
         yield Reason("owner_takes_nothing", f"what is parked waits until {owner.name} is done with what it has, then others get it")
 
@@ -261,12 +260,11 @@ def _later(facts: Facts) -> Iterator[Reason]:
 def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
     """How many wait behind the first one."""
     waiting = [entry_id for entry_id in (*facts.ids, *facts.parked, *facts.unread) if entry_id != first]
-    hidden = facts.board.parked - len(facts.parked) if facts.board is not None else 0
-    count = len(waiting) + max(0, hidden)
+    count = len(waiting) + facts.hidden
     if not count:
         return
     # What Redis was asked for is all there is, unless memory knows of more.
-    parked_is_exact = facts.parked_is_exact if hidden <= 0 else facts.board is not None and facts.board.has_all
+    parked_is_exact = facts.parked_is_exact if not facts.hidden else facts.board is not None and facts.board.has_all
     exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
     if count == 1 and waiting:
         yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")

@@ -109,7 +109,7 @@ class BoardFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of a ticket at a moment. Ids are in id order."""
+    """All that is known of a ticket at a moment. Ids are in id order; ``ids`` are those that its record names, ``parked`` and ``unread`` others."""
 
     ticket_id: str
     now_ms: int
@@ -136,6 +136,25 @@ class Facts:
     not_gathered: int = 0  # entries of all sources, of a work stream
     gathered_is_exact: bool = True  # all sources were looked at, and to their end
     by_stream: bool = False  # tickets of a work stream are called STREAM/ID
+
+
+    @property
+    def of_record_parked(self) -> int:
+        """How many of its record's entries are under ``master``: all when they were given back, all but the first of a halted ticket."""
+        return {"returned": len(self.ids), "halted": max(0, len(self.ids) - 1)}.get(self.kind, 0)
+
+    @property
+    def hidden(self) -> int:
+        """How many are parked that only the leader's memory knows of. While a lost owner is recovered, memory has parked what it had, too."""
+        if self.board is None:
+            return 0
+        taken_back = len(self.ids) if self.kind == "owned" and self.board.standing == "recovering" else 0
+        return max(0, self.board.parked - len(self.parked) - self.of_record_parked - taken_back)
+
+    @property
+    def all_parked(self) -> int:
+        """How many are parked, as far as Redis and the leader know."""
+        return self.of_record_parked + len(self.parked) + self.hidden
 
 
 @dataclass(frozen=True)
@@ -183,7 +202,6 @@ class Explanation:
     def document(self) -> dict[str, Any]:
         """For programs; its form is told on top of this module."""
         facts, owner, texts = self.facts, self.facts.owner, [reason.text for reason in self.reasons]
-        parked = max(len(facts.parked), facts.board.parked if facts.board is not None else 0)
         return {
             "ticket_id": facts.ticket_id,
             "time_ms": facts.now_ms,
@@ -195,7 +213,7 @@ class Explanation:
             "until_ms": self.until_ms or None,
             "entries": [entry.row() for entry in self.entries[:MOST_SHOWN]],
             "in_processing": len(facts.ids) if facts.kind == "owned" else 0,
-            "parked": parked,
+            "parked": facts.all_parked,
             "parked_is_exact": facts.parked_is_exact,
             "unread": len(facts.unread),
             "unread_is_exact": facts.unread_is_exact,

@@ -32,13 +32,20 @@ class Head(NamedTuple):
         return int(self.id.partition(b"-")[0])
 
 
+class Parked(NamedTuple):
+    """How many messages of a ticket are pending under ``master``; not exact: at least so many."""
+
+    messages: int = 0
+    is_exact: bool = False
+
+
 class Seen(NamedTuple):
     """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move, parked by ticket, live rules."""
 
     attempts: Mapping[bytes, int]
     states: Mapping[str, str]
     moved_ms: Mapping[bytes, int]
-    parked: Mapping[bytes, int]
+    parked: Mapping[bytes, Parked]
     rules: Rulebook = Rulebook()
 
 
@@ -77,13 +84,15 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
         attempts = seen.attempts.get(head.id, 0)
         if not (still_ms >= STUCK_MS or attempts or head.owner == HALTED):
             continue
+        parked = seen.parked.get(head.ticket, Parked())
         rows.append(
             {
                 "ticket_id": _text(head.ticket),
                 "head": head.id.decode(errors="replace"),
                 "sent_ms": head.sent_ms,
                 "since_ms": now_ms - still_ms,
-                "behind": max(0, head.size - 1 + seen.parked.get(head.ticket, 0)),
+                "behind": behind(head, parked.messages),
+                "behind_is_exact": parked.is_exact,
                 "attempts": attempts,
                 **_told(head, seen.states, attempts, seen.rules.of(head.ticket)),
             }
@@ -91,6 +100,16 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
         if len(rows) == most:
             break
     return rows
+
+
+def behind(head: Head, parked: int) -> int:
+    """How many messages wait behind the head, when ``parked`` of the ticket are pending under ``master``: of a ticket that nobody has, those that
+    its record names are among them, and of a halted one all of those but the head."""
+    if head.owner == HALTED:
+        return max(head.size - 1, parked)
+    if head.owner in (b"", RETURNED):
+        return max(head.size, parked) - 1
+    return head.size - 1 + parked
 
 
 def _told(head: Head, states: Mapping[str, str], attempts: int, rule: Rule | None) -> dict[str, str]:

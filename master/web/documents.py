@@ -83,9 +83,10 @@ class Tickets(TypedDict):
 
 
 class Ticket(TicketRow):
-    """``parked``: what the leader keeps back of it, or null where it is not the leader that answers."""
+    """``parked``: what the leader keeps back of it; null where that is not known: another master answers, or Redis alone keeps account of it (of a
+    halted ticket, and of very many). ``/explain`` counts it then."""
 
-    parked: NotRequired[Any]
+    parked: NotRequired[int | None]
 
 
 class Audit(TypedDict):

@@ -20,7 +20,7 @@ from tests.integration.gathered import Gathered
 
 
 def _pulse(link: Link, keys: Keys) -> Pulse:
-    made = Pulse(link, keys, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: 0)
+    made = Pulse(link, keys, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: None)
     made.snapshot(0)
     made.run_once()
     return made
@@ -43,6 +43,21 @@ def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: Worl
     assert lag_document(vitals)["consumers"] == 0, "what is to be scaled are those that take work"
     explained = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T").document()
     assert "ann" in "".join(explained["sentences"])
+
+
+def test_what_waits_behind_a_halted_message_is_told_alike(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    sent = world.owned(leader, a, b"T", *[b"%d-1" % number for number in (1000, 1001, 1002)])
+    world.give_up(a, b"T", "park")
+    for later in (0, 1, 2):
+        if later:
+            sent += world.parked(leader, b"T", b"%d-1" % (2000 + later))
+        [row] = _pulse(world.link, world.keys).last["stuck"]
+        assert (row["state"], row["behind"], row["behind_is_exact"]) == ("halted", 2 + later, True)
+        told = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T").document()
+        assert f"{2 + later} wait behind {sent[0].decode()}, the next is {sent[1].decode()}" in told["sentences"]
+        assert (told["in_processing"], told["parked"], told["parked_is_exact"]) == (0, 2 + later, True)
+        assert [entry["state"] for entry in told["entries"]] == ["halted", *["parked"] * (2 + later)]
 
 
 def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

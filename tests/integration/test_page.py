@@ -41,7 +41,7 @@ class Site:
     def __init__(self, world: World, sources: Sources | None = None, **tokens: Identity) -> None:
         link, keys = world.link, world.keys
         self.sockets = LiveSockets(10)
-        self.pulse = Pulse(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: 0)
+        self.pulse = Pulse(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
         self.bulk = BulkLetters(DeadLetters(link, keys))
         operations = Operations(keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS))
         story, facts = TicketStory(link, keys, "ticket_id"), SystemFacts(Link(link.url, "facts"), keys, LEASE_MS, sources)

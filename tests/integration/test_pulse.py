@@ -14,6 +14,7 @@ from common.live_sockets import LiveSockets
 from common.redis_client import Link
 from master import pulse as pulse_module
 from master.index_scan import IndexScan
+from master.policy.explain_facts import BoardFacts
 from master.pulse import CONSUMERS, OVERVIEW, Pulse
 from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World
@@ -32,7 +33,7 @@ def sockets() -> Iterator[LiveSockets]:
 @pytest.fixture
 def pulse(world: World, sockets: LiveSockets) -> Pulse:
     """One that nobody has started: its turns are the test's."""
-    return Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: 7 if ticket == b"T" else 0)
+    return Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None)
 
 
 def look(pulse: Pulse) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def look(pulse: Pulse) -> dict[str, Any]:
 
 
 def test_it_can_be_started_and_stopped_as_any_service(world: World, sockets: LiveSockets) -> None:
-    check_contract(lambda: Pulse(Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: 0))
+    check_contract(lambda: Pulse(Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None))
 
 
 def test_an_empty_redis_is_shown_as_such(pulse: Pulse, world: World) -> None:
@@ -61,8 +62,8 @@ def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: P
     world.parked(leader, b"P", b"2000-1", b"2001-1")
     world.send(b"unread", b"3000-1")
     seen = look(pulse)
-    told = [(row["ticket_id"], row["state"], row["behind"], row["consumer"]) for row in seen["stuck"]]
-    assert told == [("T", "stuck", 9, "a"), ("P", "parked", 1, "")]
+    told = [(row["ticket_id"], row["state"], row["behind"], row["behind_is_exact"], row["consumer"]) for row in seen["stuck"]]
+    assert told == [("T", "stuck", 2, True, "a"), ("P", "parked", 1, True, "")]
     assert (seen["pending"], seen["parked"], seen["lag"], seen["oldest_ms"], seen["tickets"]) == (5, 2, 1, 1000, 1)
     [row] = pulse.consumers()
     assert (row["name"], row["state"], row["pending"], row["tickets"], row["capacity"]) == ("a", "live", 3, 1, 10_000)
@@ -70,6 +71,29 @@ def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: P
     world.end_lease(a)
     look(pulse)
     assert (pulse.consumers()[0]["state"], pulse.last["stuck"][0]["why"]) == ("lost", "its consumer is lost; is taken back")
+
+
+def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_for_all(world: World, sockets: LiveSockets) -> None:
+    leader, a = world.elect(), world.join("a")
+    for ticket in (b"ALL", b"PART"):
+        [sent] = world.owned(leader, a, ticket)
+        world.spoil(ticket, b"%s 5 %s" % (a.name, sent))
+    world.parked(leader, b"P", *[b"%d-1" % number for number in range(2000, 2060)])
+    memory = {b"ALL": BoardFacts("open", 70, True), b"PART": BoardFacts("open", 80, False), b"P": None}
+    for board, all_, part in ((memory.get, (70, True), (80, False)), (lambda ticket: None, (0, False), (0, False))):
+        seen = look(Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, board))
+        told = {row["ticket_id"]: (row["behind"], row["behind_is_exact"]) for row in seen["stuck"]}
+        assert told == {"ALL": all_, "PART": part, "P": (49, False)}
+
+
+def test_entries_without_a_body_are_not_forgotten(pulse: Pulse, world: World) -> None:
+    leader = world.elect()
+    *_, last = world.parked(leader, b"P", b"1000-1", b"1001-1", b"1002-1")
+    look(pulse)
+    assert [(row["behind"], row["behind_is_exact"]) for row in pulse.last["stuck"]] == [(2, True)]
+    world.link.call("XDEL", world.keys.stream, last)
+    look(pulse)
+    assert [(row["behind"], row["behind_is_exact"]) for row in pulse.last["stuck"]] == [(1, False)]
 
 
 def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: Pulse, world: World) -> None:
@@ -93,12 +117,12 @@ def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
         turns += 1
     assert turns > 1
     assert (scan.owned_by("a:1"), scan.owned_by("b:1")) == (3000, 0)
-    found = scan.heads(wall_ms())
+    found = scan.heads(wall_ms(), 0)
     assert [head.ticket for head in found[:3]] == names[:-4:-1]
     world.link.call("HDEL", world.keys.tickets, names[-1])
-    assert scan.heads(wall_ms())[0].ticket == names[-2]
+    assert scan.heads(wall_ms(), 0)[0].ticket == names[-2]
     world.link.call("DEL", world.keys.tickets)
-    assert scan.heads(wall_ms()) == []
+    assert scan.heads(wall_ms(), 0) == []
 
 
 def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -> None:
@@ -107,12 +131,12 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
     newer = [b"t%d" % number for number in range(3000)]
     world.link.pipeline([("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 + at)) for at, name in enumerate(newer)])
     scan = IndexScan(world.link, world.keys, "ticket_id")
-    first = scan.heads(wall_ms())
+    first = scan.heads(wall_ms(), 0)
     assert [head.ticket for head in first] == [b"OLD"], "nothing else was looked at"
     assert scan.moved_ms == {}
     scan.advance(500)
     assert scan.owned_by(a.incarnation) is None
-    assert scan.heads(wall_ms())[0].ticket == b"OLD"
+    assert scan.heads(wall_ms(), 0)[0].ticket == b"OLD"
     world.link.call("HDEL", world.keys.tickets, *newer)
 
 

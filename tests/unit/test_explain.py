@@ -219,6 +219,21 @@ class TestWhatElseIsSaid:
         assert (told.state, told.reasons[1].code) == ("idle", "has_dead_letter")
         assert told.commands == (("runs it again, as a new message", "usher dead redrive 99-0"),)
 
+    @pytest.mark.parametrize(
+        ("facts", "parked", "behind"),
+        [
+            (ticket(kind="halted", ids=(A, B)), 1, "17-0 waits behind 12-0"),
+            (ticket(kind="halted", ids=(A, B), parked=(C,), board=BoardFacts("halted", 0, False)), 2, "2 wait behind 12-0, the next is 17-0"),
+            (ticket(kind="returned", ids=(A, B), board=BoardFacts("open", 2, True)), 2, "17-0 waits behind 12-0"),
+            (ticket(kind="returned", ids=(A, B), board=BoardFacts("open", 3, True)), 3, "2 wait behind 12-0, the next is 17-0"),
+            (owned(RUNS, parked=(C,), board=BoardFacts("open", 1, True)), 1, "2 wait behind 12-0, the next is 17-0"),
+            (owned(owner=replace(OWNER, state=""), board=BoardFacts("recovering", 2, True)), 0, "17-0 waits behind 12-0"),
+        ],
+    )
+    def test_nothing_is_counted_twice(self, facts: Facts, parked: int, behind: str) -> None:
+        assert explain(facts).document()["parked"] == parked
+        assert behind in self.sentences(facts)
+
     def test_until_when(self) -> None:
         assert explain(owned(OwnEntry(A, "waiting", 2, 0, NOW + 9))).until_ms == NOW + 9
         assert explain(owned(owner=replace(OWNER, state=""))).until_ms == NOW + 10_000

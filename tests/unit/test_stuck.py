@@ -9,7 +9,7 @@ import pytest
 from master.policy.alarms import alarms
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.policy.rules import Action, Rule, Rulebook, Target
-from master.policy.stuck import STUCK_MS, Head, Seen, oldest, parse_head, stuck_rows
+from master.policy.stuck import STUCK_MS, Head, Parked, Seen, behind, oldest, parse_head, stuck_rows
 
 _NOW = 1_000_000_000
 _SEEN = Seen({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
@@ -78,10 +78,29 @@ def test_what_a_rule_parks_is_told_with_the_rule() -> None:
 
 def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
     first, second = head(b"A", sent_ms=_NOW - 90_000, size=3), head(b"B", sent_ms=_NOW - 100_000)
-    told = rows(first, second, seen=_SEEN._replace(parked={b"A": 10}))
-    assert [(row["ticket_id"], row["behind"]) for row in told] == [("B", 0), ("A", 12)]
+    told = rows(first, second, seen=_SEEN._replace(parked={b"A": Parked(10, True)}))
+    assert [(row["ticket_id"], row["behind"], row["behind_is_exact"]) for row in told] == [("B", 0, False), ("A", 12, True)]
     assert rows(first, second, most=1)[0]["ticket_id"] == "B"
     assert oldest([first, second], 1) == [second]
+
+
+@pytest.mark.parametrize(
+    ("owner", "size", "parked", "expected"),
+    [
+        (b"c1:1", 3, 10, 12),  # what its owner has is not under ``master``
+        (HALTED, 3, 0, 2),  # of what was not looked at the record still tells
+        (HALTED, 3, 2, 2),  # those of the record behind the head
+        (HALTED, 3, 4, 4),  # and what came after it was halted
+        (RETURNED, 3, 3, 2),  # nobody has the head either
+        (RETURNED, 3, 0, 2),
+        (RETURNED, 3, 5, 4),
+        (b"", 3, 0, 2),
+        (b"", 1, 7, 6),
+        (TAIL, 1, 5, 5),  # its record names no message, but how far it ends
+    ],
+)
+def test_nobody_behind_is_counted_twice(owner: bytes, size: int, parked: int, expected: int) -> None:
+    assert behind(head(owner=owner, size=size), parked) == expected
 
 
 def snapshot(**more: Any) -> dict[str, Any]:
@@ -95,7 +114,7 @@ def told(**more: Any) -> list[tuple[str, str]]:
 
 
 def stuck(**more: Any) -> dict[str, Any]:
-    row = {"state": "stuck", "since_ms": _NOW - 10_000, "attempts": 0, "consumer": "c3", "behind": 4}
+    row = {"state": "stuck", "since_ms": _NOW - 10_000, "attempts": 0, "consumer": "c3", "behind": 4, "behind_is_exact": True}
     return row | {"shown": "INC-7", "href": "/tickets/INC-7"} | more
 
 
@@ -115,6 +134,11 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
 
 def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
     assert told(broad_rules=["paused by alice (rule r1, everything)"]) == [("warn", "All tickets are paused by alice (rule r1, everything)")]
+
+
+def test_what_is_known_in_part_is_told_so() -> None:
+    [(_, text)] = told(stuck=[stuck(behind_is_exact=False)])
+    assert text.endswith(", at least 4 behind")
 
 
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:

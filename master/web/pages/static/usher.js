@@ -60,7 +60,7 @@
       age.dataset.since = row.sent_ms;
       still.dataset.since = row.since_ms;
       cells[4].textContent = row.attempts || "";
-      cells[5].textContent = number(row.behind);
+      cells[5].textContent = number(row.behind) + (row.behind_is_exact ? "" : "+");
       cells[6].textContent = row.consumer;
       cells[7].textContent = row.why;
       return made;
