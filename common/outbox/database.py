@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common.errors import SqlTrouble, StartRefused, UsherError
+from common.extras import how_to_install
 from common.outbox.sql_files import DIALECTS, newest, queries, versions
 
 try:
@@ -17,7 +18,7 @@ try:
     from common.sql_trouble import passing, plain
 except ModuleNotFoundError as missing:  # an extra
     raise ModuleNotFoundError(
-        "the outbox needs SQLAlchemy: pip install 'usher-streams[sql]' (with PostgreSQL: 'usher-streams[postgres]')", name=missing.name
+        f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
     ) from None
 
 #: How long a writer waits for SQLite's one write lock.

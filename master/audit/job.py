@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from common.endpoints import near
 from common.errors import RedisTrouble, StartRefused
+from common.extras import how_to_install
 from common.keys import Keys
 from common.log import redacted
 from common.redis_client import CommandRefused, Link
@@ -138,7 +139,7 @@ class Audit:
         try:
             from master.audit import effects
         except ImportError as missing:
-            raise StartRefused("USHER_AUDIT_SINK_URL needs SQLAlchemy: pip install 'usher-streams[sql]'") from missing
+            raise StartRefused(f"USHER_AUDIT_SINK_URL needs SQLAlchemy: {how_to_install('sql')}") from missing
         self._progress("looking for effects in the sink")
         plan = self._plan
         told = effects.check_stored(

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from common.errors import StartRefused
+from common.extras import how_to_install
 from common.outbox.sql_files import queries
 from common.stream_id import rank
 from master.audit.commits import spark_place
@@ -58,7 +59,7 @@ def _connected(url: str, setting: str) -> Iterator[Any]:
     try:
         import sqlalchemy as sa
     except ImportError as missing:
-        raise StartRefused("the reconciler needs SQLAlchemy: pip install 'usher-streams[sql]'") from missing
+        raise StartRefused(f"the reconciler needs SQLAlchemy: {how_to_install('sql')}") from missing
     try:
         engine = sa.create_engine(url)
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import StartRefused
+from common.extras import how_to_install
 from master.audit.java import java_home
 
-HOW_TO_INSTALL = "pip install 'usher-streams[audit]'"
+HOW_TO_INSTALL = how_to_install("audit")
 _QUIET = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console

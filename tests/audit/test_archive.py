@@ -82,7 +82,7 @@ def test_after_a_kill_there_is_no_gap_and_no_double(
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_killed_at_every_step_there_is_no_gap_and_no_double(redis_url: str, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     words = [sys.executable, "-m", "tests.audit.killed_archive", redis_url, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

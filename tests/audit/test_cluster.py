@@ -45,7 +45,7 @@ def free_port() -> int:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """URL of a standalone master, and the environment for programs that use it."""
-    pyspark = pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    pyspark = pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     from master.audit.java import java_home
 
     home = Path(pyspark.__file__).parent

@@ -80,7 +80,7 @@ def test_without_pyspark_the_way_out_is_named(
     monkeypatch.setitem(sys.modules, "pyspark.errors", None)
     monkeypatch.setitem(sys.modules, "pyspark", None)
     assert usher("audit") == 2
-    assert "which is not installed: pip install 'usher-streams[audit]'" in capsys.readouterr().err
+    assert "which is not installed: pip install -e '.[audit]' in Usher's folder" in capsys.readouterr().err
 
 
 def test_what_cannot_be_audited_is_exit_code_2(spark: SparkSession, settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from common.redis_client import Link
 from consumer.context import OwnLease, message_type
 from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
 
-pytest.importorskip("sqlalchemy", reason="pip install 'usher-streams[sql]'")
+pytest.importorskip("sqlalchemy", reason="pip install -e '.[sql]' in Usher's folder")
 from consumer.sinks.sql import SqlSink
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSessio
 
 
 def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     from master.audit.effects import check_stored, oldest_s
 
     nothing: Any = None  # it is asked first, before anything is read

@@ -94,6 +94,8 @@ def run_seeds(plan: Plan, seeds: range, seconds: float, keep: str) -> Outcome:
 
     A run in which the fault did not bite proves nothing: it is made again with another seed, and fails when it never bites.
     """
+    if keep:
+        Path(keep).mkdir(parents=True, exist_ok=True)
     outcome = Outcome(plan)
     for seed in seeds:
         for attempt in range(_TRIES):

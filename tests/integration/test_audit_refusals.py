@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_used_is_named(
     command: tuple[str],
     told: str,
 ) -> None:
-    pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     _streams(link, "ticket_stream")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("USHER_AUDIT_DIR", str(tmp_path / "file" / "below"))
@@ -133,7 +133,7 @@ def test_what_was_cut_before_it_was_archived_is_a_gap(
     floor: bytes, is_there: bool, before: dict[bytes, object], now: dict[bytes, object], told: str
 ) -> None:
     """With Redis 7 and later, and with 6.2, which counts nothing. ``floor`` is what was archived last; trimming keeps it."""
-    pytest.importorskip("pyspark", reason="pip install 'usher-streams[audit]'")
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     from master.audit.archive import _gap
 
     gap = _gap("entries", floor, before, now, is_there)

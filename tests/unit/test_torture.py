@@ -132,7 +132,7 @@ def test_without_sqlalchemy_the_sink_names_the_extra_and_nothing_else_misses_it(
         return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
     hidden = "import sys; sys.modules['sqlalchemy'] = None\n"
-    assert "pip install 'usher-streams[sql]'" in run(hidden + "import consumer.sinks.sql").stderr
+    assert "pip install -e '.[sql]' in Usher's folder" in run(hidden + "import consumer.sinks.sql").stderr
     others = "import consumer.wiring, consumer.sinks.redis_guard, consumer.sinks.http, consumer.commands.torture, master.wiring\n"
     assert run(others + "import sys; sys.exit('sqlalchemy' in sys.modules)").returncode == 0
     assert run(hidden + others).returncode == 0
