@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 import ipaddress
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -52,6 +53,9 @@ def _webhook(value: str) -> str:
     return value
 
 
+#: The pattern of a field with a few choices.
+_CHOICES = re.compile(r"\^\(([a-z|]+)\)\$")
+
 #: What ``common.endpoints`` reads.
 _REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
 
@@ -88,6 +92,11 @@ class CommonSettings(BaseModel):
     """What every program of Usher needs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    #: Fields that who loads exactly this class never reads: its flags take them, so that one environment and one set of flags fits all
+    #: commands, and its --help does not list them.
+    UNREAD: ClassVar[frozenset[str]] = frozenset(
+        {"redis_server", "tls_cert", "tls_key", "tls_ca", "insecure", "dead_letter_webhook", "log_level", "log_format"}
+    )
 
     redis_url: RedisUrl = Field("", description="Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: that of `usher up`.")
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
@@ -222,7 +231,10 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
         for field, option in reversed(list(_flags(cls))):
             flag = f"--{field.replace('_', '-')}"
             refuse = _refuse_secret if is_secret(field) else _warn_of_password if field.endswith("_url") else None
-            decorated = click.option(flag, field, default=None, help=option, callback=refuse, hidden=is_secret(field))(decorated)
+            hidden = is_secret(field) or field in cls.UNREAD
+            # Texts, whatever the metavar says: ``load`` judges them, together with those of the environment.
+            given = click.option(flag, field, default=None, metavar=_metavar(field, cls), help=option, callback=refuse, hidden=hidden)
+            decorated = given(decorated)
         return decorated
 
     return decorate
@@ -246,5 +258,22 @@ def _warn_of_password(_context: click.Context, parameter: click.Parameter, value
 
 def _flags(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
     for field, info in cls.model_fields.items():
-        default = "" if info.is_required() or info.default == "" else f" [default: {info.default}]"
+        shown = ("off", "on")[info.default] if isinstance(info.default, bool) else info.default
+        default = "" if info.is_required() or shown in ("", None) else f" [default: {shown}]"
         yield field, f"{info.description}{default} [{name_of(field)}]"
+
+
+#: What stands for the value of a flag in --help: by the end of the field's name, which tells the unit ...
+_BY_NAME = {
+    "_seconds": "SECONDS", "_minutes": "MINUTES", "_ms": "MILLISECONDS", "_url": "URL", "_urls": "URL,URL", "_webhook": "URL", "_dir": "PATH",
+    "bind": "HOST:PORT", "handler": "MODULE:FUNCTION",
+}  # fmt: skip
+#: ... else by its type.
+_BY_TYPE: dict[Any, str] = {bool: "on|off", int: "INTEGER", float: "NUMBER", Path: "PATH", Path | None: "PATH"}
+
+
+def _metavar(field: str, cls: type[CommonSettings]) -> str:
+    info = cls.model_fields[field]
+    choices = [found[1] for limit in info.metadata if (found := _CHOICES.fullmatch(getattr(limit, "pattern", None) or ""))]
+    by_name = [metavar for end, metavar in _BY_NAME.items() if field.endswith(end)]
+    return [*choices, *by_name, _BY_TYPE.get(info.annotation, "TEXT")][0]

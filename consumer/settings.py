@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from common.settings import Address, CommonSettings, ConsumerName, HttpUrls
@@ -9,6 +11,8 @@ from common.settings import Address, CommonSettings, ConsumerName, HttpUrls
 
 class ConsumerSettings(CommonSettings):
     """Everything that can be set on a consumer."""
+
+    UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
 
     consumer_name: ConsumerName = Field(description="This consumer's name; it keeps it over restarts.")
     handler: str = Field(description="The function that handles messages, as module:function.")

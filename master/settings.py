@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -11,6 +12,8 @@ from common.settings import Address, CommonSettings
 
 class MasterSettings(CommonSettings):
     """Everything that can be set on a master."""
+
+    UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
 
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
     advertise_url: str = Field("", description="URL under which consumers reach this master. Empty: made from USHER_BIND.")
@@ -59,6 +62,8 @@ class MasterSettings(CommonSettings):
 
 class StreamerSettings(CommonSettings):
     """Everything that can be set on a streamer."""
+
+    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"log_level", "log_format"} | {"lease_seconds", "ticket_scope"}
 
     outbox_url: str = Field("", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db.")
     outbox_name: str = Field("outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Names the outbox where several feed one stream.")

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import click
@@ -40,6 +40,12 @@ Settings are taken from the environment (USHER_*) and the flags below, and stand
 """
 
 
+class _Written(CommonSettings):
+    """What stands in usher.env afterwards: whatever a program reads."""
+
+    UNREAD: ClassVar[frozenset[str]] = frozenset()
+
+
 @click.command(help=_HELP)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--role", "roles", type=click.Choice([_ALL, *ROLES]), multiple=True, default=(_ALL,), help="What runs here; may be given twice. [all]")
@@ -51,7 +57,7 @@ Settings are taken from the environment (USHER_*) and the flags below, and stand
 @click.option("--health-port", type=click.IntRange(1, 65_000), default=8721, show_default=True, help="Port of the first consumer; the others follow.")
 @click.option("--redis-port", type=click.IntRange(1, 65_535), default=6390, show_default=True, help="Port of the Redis on this host.")
 @click.option("--force", is_flag=True, help="Overwrite files that are there. state/ is never touched.")
-@options(CommonSettings)
+@options(_Written)
 def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[str, Any], **asked: Any) -> None:
     host = plan(folder.absolute(), roles, asked, os.environ, flags)
     files = host.files()

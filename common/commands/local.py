@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -18,6 +19,7 @@ from common.commands.preflight import check_programs
 from common.commands.supervision import Supervision, SupervisionLost, environment, master_urls
 from common.embedded import prepare
 from common.errors import NotNow, ReplyUnknown, StartRefused
+from common.plural import many
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import Up, announce, running_up
 from common.serving import check_address
@@ -33,6 +35,8 @@ _POLL_S = 0.1
 
 class LocalSettings(CommonSettings):
     """What `usher up` runs; every other setting of the programs is taken from the environment."""
+
+    UNREAD: ClassVar[frozenset[str]] = frozenset({"tls_cert", "tls_key", "insecure"})  # it speaks plain HTTP on loopback
 
     consumers: int = Field(2, ge=1, le=64, description="Number of consumers.")
     masters: int = Field(2, ge=1, le=8, description="Number of masters: one leads, the others stand by.")
@@ -134,10 +138,10 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
         told("starting Redis")
         running.start_group("redis")
         _wait(running, "redis", check, lambda: _redis_answers(made.redis_url), 60.0)
-    told(f"starting {settings.masters} masters")
+    told(f"starting {many(settings.masters, 'master')}")
     running.start_group("master")
     _wait(running, "master", check, lambda: _first_trouble(settings.urls, settings.api_token), 60.0)
-    told(f"starting {settings.consumers} consumers")
+    told(f"starting {many(settings.consumers, 'consumer')}")
     running.start_group("consumer")
     names = {f"consumer-{index + 1}" for index in range(settings.consumers)}
     _wait(running, "consumer", check, lambda: _missing(names, settings), 60.0 + settings.lease_seconds)

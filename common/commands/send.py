@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from common.commands.sender import RecognisedSender, Sender, SendingStopped, batches, paced
 from common.errors import NotNow
+from common.plural import many
 from common.redis_client import Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -139,7 +140,7 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
     if trouble:
         click.echo(f"usher: {trouble}", err=True)
         unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""
-        click.echo(f"usher: {sender.accepted:,} messages were certainly accepted{unknown}", err=True)
+        click.echo(f"usher: {many(sender.accepted, 'message')} {'was' if sender.accepted == 1 else 'were'} certainly accepted{unknown}", err=True)
 
 
 @contextlib.contextmanager

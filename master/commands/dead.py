@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from common.errors import ReplyUnknown
+from common.plural import many
 from common.settings import CommonSettings, options
 from master.actions import FAILED, Action, counted
-from master.commands.looking import console, letters_of, print_json, table
+from master.commands.looking import console, letters_of, print_json, printable, table
 from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
+from master.policy.explain import span
 from master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
 from master.web.dead_letters import chosen_letters, whole
 
@@ -56,7 +58,7 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in reversed(
         (
             click.option("--ticket", metavar="ID", help="Only those of this ticket."),
-            click.option("--reason", default="", metavar="TEXT", help="Only those whose reason has this in it."),
+            click.option("--reason", default="", metavar="TEXT", help="Only those given up for a reason that has this in it; not why you act."),
             click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, has this in it."),
             click.option("--id", "message_id", metavar="ID", help="Only the one with this id, or of the message with this id."),
             click.option("--older-than", type=_Age(), metavar="AGE", help="Only those written longer ago: 90s, 10m, 2h, 3d."),
@@ -117,15 +119,15 @@ def _table(letters: Sequence[DeadLetter]) -> Any:
             letter.id.decode(errors="replace"),
             letter.ticket.decode(errors="replace"),
             letter.message_id.decode(errors="replace"),
-            letter.reason,
-            letter.error[:80],
+            f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason,
             letter.attempts,
             "halted" if letter.policy == PARK else letter.policy,
             _age(now_ms - letter.written_ms),
         )
         for letter in letters
     ]
-    return table("Dead letters", ("letter", "ticket", "message", "reason", "error", "attempts", "policy", "age"), rows, numbers=("attempts", "age"))
+    columns = ("letter", "ticket", "message", "reason", "attempts", "policy", "age")
+    return table("Dead letters", columns, rows, ("attempts", "age"), ("letter", "message", "attempts", "policy", "age"))
 
 
 def _age(milliseconds: int) -> str:
@@ -172,7 +174,7 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--all", "everything", is_flag=True, help="All letters that the filters let through; without any filter, all there are."),
             _filters,
             click.option("--yes", is_flag=True, help="Do not ask."),
-            click.option("--why", default="", metavar="TEXT", help="Why, for the action log."),
+            click.option("--why", default="", metavar="TEXT", help="Why you do it, for the action log (in other commands this is --reason)."),
             click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
             options(CommonSettings),
         )
@@ -184,7 +186,7 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
 @dead.command(
     "redrive",
     help="Make messages of dead letters again; their attempts begin anew. A ticket that was halted goes on with the very message it waited for, then "
-    "with its later ones. All others come to the end of the stream. Exit code 1 when some could not be redriven.",
+    "with its later ones. All others come to the end of the stream. Exit code 1 when some could not be redriven, 0 when no letter matches.",
 )
 @_changes
 def redrive(flags: dict[str, Any], **given: Any) -> None:
@@ -194,7 +196,8 @@ def redrive(flags: dict[str, Any], **given: Any) -> None:
 
 @dead.command(
     "drop",
-    help="Throw dead letters away for good. A ticket that was halted goes on without the message it waited for. Exit code 1 when some could not be.",
+    help="Throw dead letters away for good. A ticket that was halted goes on without the message it waited for. Exit code 1 when some could not be, "
+    "0 when no letter matches.",
 )
 @_changes
 def drop(flags: dict[str, Any], **given: Any) -> None:
@@ -215,9 +218,13 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
     preview = Preview()
     for page in _named(letters, ids) if ids else letters.all(wanted, until):
         preview.add(page)
+    if not given["as_json"] and not ids and not preview.count:
+        click.echo(_nothing(given))
+        return 0
     if not given["as_json"]:
         rows = [(group.count, group.reason, group.error_type, group.policy) for group in preview.groups]
-        console().print(table(f"{preview.count:,} dead letters to {what}", ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
+        title = f"{many(preview.count, 'dead letter')} to {what}"
+        console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
     if preview.count and not given["yes"]:
         if not sys.stdin.isatty():
             raise click.UsageError("nobody can be asked here: give --yes")
@@ -235,10 +242,19 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
         code, ended = 130, ""
     finally:
         if done or ended:
-            on = chosen_letters(ids) if ids else f"{sum(done.values())} dead letters of a filter"
+            on = chosen_letters(ids) if ids else f"{many(sum(done.values()), 'dead letter')} of a filter"
             letters.note(Action(by, what, on), counted(done.elements()) + ended)
     _tell(what, letters, preview, done, given["as_json"])
     return code or (1 if any(word not in _DONE for word in done) else 0)
+
+
+def _nothing(given: dict[str, Any]) -> str:
+    """That the filters let no letter through, and which filters those were."""
+    texts = {"ticket": given["ticket"], "reason": given["reason"], "error": given["error"], "id": given["message_id"]}
+    ages = {"older than": given["older_than"], "younger than": given["younger_than"]}
+    filters = [f"{name} {printable(value)}" for name, value in texts.items() if value]
+    filters += [f"{name} {span(value)}" for name, value in ages.items() if value is not None]
+    return f"no dead letter matches: {', '.join(filters)}" if filters else "there are no dead letters"
 
 
 def _named(letters: DeadLetters, ids: Iterable[bytes]) -> Iterator[list[DeadLetter]]:

@@ -9,7 +9,7 @@ import click
 import requests
 
 from common.settings import CommonSettings, options
-from master.commands.looking import console, print_json, table
+from master.commands.looking import console, print_json, printable, table
 from master.commands.operator import Desk, desk
 
 #: How long the leader may take: it asks the owner in turn.
@@ -33,15 +33,15 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
         return
     entries = document["entries"][:_MOST_SHOWN]
     shown = [(entry["id"], entry["state"].replace("_", " "), str(entry["attempt"] or ""), entry["behind"] or "") for entry in entries]
-    click.echo(_printable(f"{ticket_id}: {document['state'].replace('_', ' ')}"))
+    click.echo(printable(f"{ticket_id}: {document['state'].replace('_', ' ')}"))
     for sentence in document["sentences"]:
-        click.echo(_printable(f"  {sentence}"))
+        click.echo(printable(f"  {sentence}"))
     if shown:
-        console().print(table("Entries", ("entry", "state", "attempt", "waits behind"), shown))
+        console().print(table("Entries", ("entry", "state", "attempt", "waits behind"), shown, ids=("entry", "waits behind")))
     if len(document["entries"]) > len(shown):
         click.echo(f"  and {len(document['entries']) - len(shown)} more")
     for way in document["commands"]:
-        click.echo(_printable(f"  {way['command']}   # {way['does']}"))
+        click.echo(printable(f"  {way['command']}   # {way['does']}"))
 
 
 def _ask_leader(at: Desk, ticket_id: str) -> dict[str, Any] | None:
@@ -57,8 +57,3 @@ def _ask_leader(at: Desk, ticket_id: str) -> dict[str, Any] | None:
     except (requests.RequestException, ValueError):
         return None
     return document if isinstance(document, dict) and {"state", "sentences", "entries", "commands"} <= document.keys() else None
-
-
-def _printable(text: str) -> str:
-    """A ticket id or an error may hold anything: control characters must not reach the terminal."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 import click
@@ -27,6 +27,8 @@ _USUAL = "http://127.0.0.1:8700"
 
 class FollowSettings(CommonSettings):
     """What following needs: masters instead of Redis."""
+
+    UNREAD: ClassVar[frozenset[str]] = frozenset(CommonSettings.model_fields) - {"state_dir", "api_token", "tls_ca"}
 
     master_urls: str = Field("", description=f"Masters to ask, comma separated. Empty: those of `usher up`, else {_USUAL}.")
 

@@ -67,31 +67,36 @@ def print_json(document: Any) -> None:
     click.echo(orjson.dumps(document))
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()) -> Table:
-    """A table for people; ``numbers`` are the columns that are aligned to the right."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = (), ids: Sequence[str] = ()) -> Table:
+    """A table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on one line, to be copied."""
     made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=column in ids)
     for row in rows:
         made.add_row(*map(_cell, row))
     return made
 
 
+def printable(text: str) -> str:
+    """A text as a terminal may have it: a ticket id may hold anything, and control characters must not get there."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
 def _cell(value: object) -> str:
     text = f"{value:,}" if isinstance(value, int) else str(value)
-    # A ticket id may hold anything: control characters must not reach the terminal, brackets are no markup.
-    safe = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text).replace("[", "\\[")
+    safe = printable(text).replace("[", "\\[")  # no markup
     style = _STYLES.get(text)
     return f"[{style}]{safe}[/{style}]" if style else safe
 
 
 def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "incarnation")
+    columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "generation")
     cells = []
     for row in rows:
         lease = f"{row['lease_ms'] / 1000:.1f} s"
-        cells.append((row["name"], row["state"], row["pending"], row.get("slots", ""), row.get("capacity", ""), lease, row["incarnation"]))
-    return table("Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"))
+        generation = row["incarnation"].rpartition(":")[2]
+        cells.append((row["name"], row["state"], row["pending"], row.get("slots", ""), row.get("capacity", ""), lease, generation))
+    return table("Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"), ids=("generation",))
 
 
 def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in processing") -> Table:
@@ -100,7 +105,7 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
         ids = row.get("message_ids") or []
         oldest = ids[0] if ids else ""
         cells.append((row["ticket_id"] or "(none)", row["state"], row.get("consumer_name", ""), len(ids), oldest, str(row.get("fence", ""))))
-    return table(title, ("ticket", "state", "consumer", "messages", "oldest message", "fence"), cells, numbers=("messages",))
+    return table(title, ("ticket", "state", "consumer", "messages", "oldest message", "fence"), cells, ("messages",), ("oldest message",))
 
 
 def way_out(row: dict[str, Any]) -> str | None:
@@ -113,7 +118,7 @@ def way_out(row: dict[str, Any]) -> str | None:
     ticket = shlex.quote(row["ticket_id"])
     ways = f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}` skips it"
     text = f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways}"
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    return printable(text)
 
 
 def console() -> Console:

@@ -19,6 +19,7 @@ from master.policy.rules import Action, Rule, Target, rule_id
 from master.web.operations import shown
 
 _REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the action log and for whoever asks what the tickets wait for.")
+_WHY_LIFTED = click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -67,13 +68,13 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     for rule in book.rules:
         rate, since = f"{rule.rate_per_second:g}/s" if rule.rate_per_second else "", span(now_ms - rule.set_ms) if rule.set_ms else ""
         rows.append((rule.id, rule.target.value, rule.value, rule.action.value, rate, rule.who, since, rule.reason))
-    console().print(table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows))
+    console().print(table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",)))
     click.echo("  none" if not rows else "  the strongest one holds: pause, then dead_letter, then the slowest; `usher rules lift ID` ends one")
 
 
 @rules.command("lift", help="Take rules away. Exit code 1 when one of them was not there.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@_REASON
+@_WHY_LIFTED
 @_JSON
 @options(CommonSettings)
 def lift(flags: dict[str, Any], ids: tuple[str, ...], reason: str, as_json: bool) -> None:
@@ -144,7 +145,7 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
 
 @click.command(help="Lift the rule for a ticket, a pattern or everything: it goes on, in the order of the stream. Exit code 1 when there was none.")
 @_targets
-@_REASON
+@_WHY_LIFTED
 @_JSON
 @options(CommonSettings)
 def resume(flags: dict[str, Any], reason: str, as_json: bool, **chosen: Any) -> None:

@@ -1,10 +1,13 @@
-"""``usher streamer``: run the streamer of an outbox, or make its tables."""
+"""``usher streamer``: run the streamer of an outbox, or make its tables.
+
+What needs SQLAlchemy, an extra, is imported where it is used: --help and --schema do without.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,12 +15,13 @@ from common.commands.signals import StopRequest
 from common.errors import SqlTrouble, StartRefused, UsherError
 from common.log import configure
 from common.outbox.sql_files import DIALECTS, schema
-from common.outbox.store import OutboxStore
 from common.redis_at_start import check_at_start
 from common.running_up import resolve_redis_url
 from common.settings import load, options
 from master.settings import StreamerSettings
-from master.streamer_wiring import StreamerProgram
+
+if TYPE_CHECKING:
+    from master.streamer_wiring import StreamerProgram
 
 _LOOK_S = 0.5
 
@@ -39,6 +43,8 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
         configure("streamer", settings.log_level, settings.log_format, settings.secrets)
         if migrate or waiting:
             sys.exit(_looked(settings, migrate))
+        from master.streamer_wiring import StreamerProgram
+
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url)
         program = StreamerProgram(settings, redis_url)
@@ -64,6 +70,8 @@ def run(program: StreamerProgram) -> int:
 def _looked(settings: StreamerSettings, migrate: bool) -> int:
     if not settings.outbox_url:
         raise StartRefused("USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)")
+    from common.outbox.store import OutboxStore
+
     store = OutboxStore(settings.outbox_url)
     try:
         if migrate:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
+from common.plural import many
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -152,7 +153,7 @@ def _show(told: dict[str, Any]) -> None:
         for row in told["readers"]
     ]
     title = f"{told['stream']}: entries from {told['first_id'] or 'none'}, last id {told['last_id'] or 'none'}"
-    screen.print(table(title, ("reader", "name", "keeps from", "why", "noted"), cells))
+    screen.print(table(title, ("reader", "name", "keeps from", "why", "noted"), cells, ids=("keeps from",)))
     if told["decision"] == "refused":
         screen.print("[red]Nothing is cut: a reader is lost.[/red]")
         for problem in told["why"].split("; "):
@@ -160,12 +161,13 @@ def _show(told: dict[str, Any]) -> None:
     elif told["decision"] == "nothing":
         screen.print(f"Nothing may go: {told['why']}.", markup=False, soft_wrap=True)
     elif told["cut"] is None:
-        number = f"{told['would_cut']:,}" if told["would_cut_is_exact"] else f"more than {told['would_cut']:,}"
-        what = f"{number} entries below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
+        number = f"{'' if told['would_cut_is_exact'] else 'more than '}{many(told['would_cut'], 'entry', 'entries')}"
+        what = f"{number} below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
         screen.print(what, markup=False, soft_wrap=True)
     else:
         left = max(0, told["would_cut"] - told["cut"])
         rest = f"; some {left:,} below it stay until their node of the stream is over" if left and told["would_cut_is_exact"] else ""
-        screen.print(f"{told['cut']:,} entries below {told['floor']} were cut{rest}.", markup=False, soft_wrap=True)
+        were = "was" if told["cut"] == 1 else "were"
+        screen.print(f"{many(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}.", markup=False, soft_wrap=True)
     if told["stopped_by"]:
         screen.print(f"[red]Stopped:[/red] {told['stopped_by']}", soft_wrap=True)

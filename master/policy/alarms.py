@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from common.plural import many
+
 #: Unread messages above which, and an age of the oldest one above which, it is said.
 _LAG, _OLD_MS = 1_000, 60_000
 #: A handler may take its time: only above this, or with so many attempts, somebody has to act.
@@ -40,7 +42,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(Alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
     for state, says in (("lost", "lost; what they had is taken back"), ("revoked", "not answering over HTTP")):
         if states[state]:
-            found.append(Alarm(WARN, f"{_many(states[state], 'consumer')} {says}", "/consumers"))
+            found.append(Alarm(WARN, f"{many(states[state], 'consumer')} {says}", "/consumers"))
     return found
 
 
@@ -49,13 +51,13 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     halted = [row for row in seen["stuck"] if row["state"] == "halted"]
     still = [row for row in seen["stuck"] if row["state"] != "halted"]
     if halted or seen["halted"]:
-        found.append(Alarm(BAD, f"{_many(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it", "/dead-letters"))
+        found.append(Alarm(BAD, f"{many(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it", "/dead-letters"))
     if still:
         first = still[0]
         more = len(seen["stuck"]) >= seen["stuck_most"]
-        count = f"{len(still)} tickets or more are" if more else f"{_many(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
+        count = f"{len(still)} tickets or more are" if more else f"{many(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
         on = f" on {first['consumer']}" if first["consumer"] else ""
-        tries = f", {_many(first['attempts'], 'attempt')}" if first["attempts"] else ""
+        tries = f", {many(first['attempts'], 'attempt')}" if first["attempts"] else ""
         behind = f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
         acts = any(seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS for row in still)
         text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
@@ -79,9 +81,5 @@ def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _calm(seen: Mapping[str, Any]) -> str:
-    letters = f"; {_many(seen['dead_letters'], 'dead letter')} {'waits' if seen['dead_letters'] == 1 else 'wait'}" if seen["dead_letters"] else ""
-    return f"Nothing is stuck. {_many(seen['consumers']['live'], 'consumer')} live{letters}"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    letters = f"; {many(seen['dead_letters'], 'dead letter')} {'waits' if seen['dead_letters'] == 1 else 'wait'}" if seen["dead_letters"] else ""
+    return f"Nothing is stuck. {many(seen['consumers']['live'], 'consumer')} live{letters}"

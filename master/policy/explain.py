@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 
 from common.attempts import NEVER
+from common.plural import many
 from common.stream_id import rank
 from master.policy.explain_facts import EntryRow, Explanation, Facts, OwnEntry, OwnerFacts, Reason
 from master.policy.letters import DeadLetter
@@ -56,7 +57,7 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
     if run is None:
         first = facts.ids[0] if facts.ids else b"?"
         before = facts.attempts.get(first, NEVER)
-        past = f", {_number(before.starts, 'start', 'starts')} of it before" if before.starts else ""
+        past = f", {many(before.starts, 'start', 'starts')} of it before" if before.starts else ""
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             return "handed_over", Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"), name, 0
@@ -128,7 +129,7 @@ def _place(facts: Facts, what: str, where: str) -> Iterator[Reason]:
     elif where == "parked":
         yield Reason("parked", f"{what} was read by the leader and is parked: nobody has it")
     else:
-        lag = f"{_number(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
+        lag = f"{many(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
         yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
 
 
@@ -153,7 +154,7 @@ def _obstacle(facts: Facts, rule: Rule | None, what: str, where: str) -> tuple[R
         due_ms = facts.board.due_ms
         return Reason("rule_slow", f"{what} waits {span(due_ms - facts.now_ms)} more: the ticket is {rule.told()}"), "its turn by the rule", due_ms
     if crowd.room <= 0:
-        text = f"{what} waits for room: the {_number(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may have"
+        text = f"{what} waits for room: the {many(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may have"
         return Reason("consumers_full", text), "room on a consumer", 0
     if facts.board is not None and facts.board.standing not in ("", "open"):
         text = f"{what} waits while the leader finds out who has the ticket ({facts.board.standing})"
@@ -179,7 +180,7 @@ def _halted(facts: Facts) -> Explanation:
     first, letter = (facts.ids[0] if facts.ids else b"?"), facts.letter
     ticket = shlex.quote(facts.ticket_id)
     if letter is not None:
-        when = f"{_ago(facts, letter.written_ms)} after {_number(letter.attempts, 'attempt', 'attempts')}"
+        when = f"{_ago(facts, letter.written_ms)} after {many(letter.attempts, 'attempt', 'attempts')}"
         text = f"halted: {_id(first)} became a dead letter {when} ({_why(letter)})"
     else:
         text = f"halted: {_id(first)} became a dead letter, which is not among the newest ones"
@@ -216,10 +217,10 @@ def _nothing(facts: Facts) -> Explanation:
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
-        waits = f"{at_least}{_number(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
+        waits = f"{at_least}{many(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
         reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
     elif sure:
-        ends = "" if facts.last_letter is not None else ": all that ever came is finished"
+        ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
         if not facts.letters_are_all:
             ends = "; whether it has a dead letter is not known: not all were looked at"
         reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
@@ -252,7 +253,7 @@ def _later(facts: Facts) -> Iterator[Reason]:
         has = owner.name if owner is not None else "its owner"
         yield Reason(f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {has} has goes on")
     elif facts.board is not None and facts.board.window_is_full:
-        yield Reason("window_full", f"{_number(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a time")
+        yield Reason("window_full", f"{many(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a time")
     elif owner is not None and (owner.state != "live" or owner.paused is not None):
         yield Reason("owner_takes_nothing", f"what is parked waits until {owner.name} is done with what it has, then others get it")
 
@@ -335,7 +336,3 @@ def span(milliseconds: int) -> str:
 
 def _id(entry_id: bytes) -> str:
     return entry_id.decode(errors="replace")
-
-
-def _number(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"

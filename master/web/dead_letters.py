@@ -10,6 +10,7 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.openapi import tells
+from common.plural import many
 from common.web import Problem, answer, read_json, read_model
 from common.web_fields import OneLine, PageLimit, StreamId, TicketId
 from master.actions import FAILED, Action
@@ -150,7 +151,7 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
 
 def chosen_letters(ids: Sequence[bytes]) -> str:
     """What an action was done to, for its log: ``3 dead letters, from 5-1``."""
-    return f"{len(ids)} dead letters" + (f", from {ids[0].decode()}" if ids else "")
+    return many(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
 
 
 def whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:

@@ -71,9 +71,9 @@ def test_by_http(api: Any, world: World, letters: Callable[[int], list[str]], wh
     assert api(what, filter={"error": "ValueError"}, reason="all of them").status_code == 200
     assert api(what, ids=ids[:1]).status_code == 200
     assert lines(world) == [
-        ("otto", "http", what, f"1 dead letters, from {ids[0]}", "", "gone 1"),
+        ("otto", "http", what, f"1 dead letter, from {ids[0]}", "", "gone 1"),
         ("otto", "http", what, f"2 dead letters, from {ids[1]}", "all of them", f"{word} 2"),
-        ("otto", "http", what, f"1 dead letters, from {ids[0]}", "it is mended", f"{word} 1"),
+        ("otto", "http", what, f"1 dead letter, from {ids[0]}", "it is mended", f"{word} 1"),
     ]
 
 
@@ -84,7 +84,7 @@ def test_by_command(world: World, letters: Callable[[int], list[str]], what: str
     assert usher_dead(world, what, "--all", "--error", "ValueError", "--yes", "--why", "all of them").exit_code == 0
     assert lines(world) == [
         (me, "cli", what, "2 dead letters of a filter", "all of them", f"{word} 2"),
-        (me, "cli", what, f"1 dead letters, from {ids[0]}", "it is mended", f"{word} 1"),
+        (me, "cli", what, f"1 dead letter, from {ids[0]}", "it is mended", f"{word} 1"),
     ]
 
 
@@ -101,7 +101,7 @@ def test_by_the_page(site: Site, world: World, letters: Callable[[int], list[str
     assert lines(world) == [
         ("anybody", "http", what, "2 dead letters: with the error ValueError", "all of them", f"{word} 2"),
         ("anybody", "http", what, "2 dead letters: with the error ValueError", "all of them", "begun"),
-        ("anybody", "http", what, f"1 dead letters, from {ids[0]}", "it is mended", f"{word} 1"),
+        ("anybody", "http", what, f"1 dead letter, from {ids[0]}", "it is mended", f"{word} 1"),
     ]
 
 

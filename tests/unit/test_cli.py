@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -173,7 +176,7 @@ class TestRelay:
         relay.close()
 
 
-@pytest.mark.parametrize("words", [["streamer", "--schema", "sqlite"], ["demo", "--rides"], ["bench", "outbox"]])
+@pytest.mark.parametrize("words", [["streamer", "--migrate", "--outbox-url", "sqlite://"], ["demo", "--rides"], ["bench", "outbox"]])
 def test_what_needs_an_extra_says_so_without_it(words: list[str]) -> None:
     program = f"import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run({words!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
@@ -181,11 +184,59 @@ def test_what_needs_an_extra_says_so_without_it(words: list[str]) -> None:
     assert "pip install -e '.[sql]' in Usher's folder" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["log", "--help"], ["trim", "--help"], ["master", "--help"], ["consumer", "--help"]])
-def test_what_needs_no_extra_does_without_it(words: list[str]) -> None:
-    program = f"import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run({words!r}))"
+def test_the_tables_of_an_outbox_are_printed_without_any_extra() -> None:
+    program = "import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run(['streamer', '--schema', 'sqlite']))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert "CREATE TABLE" in done.stdout
+
+
+_EVERY_HELP = """
+import contextlib, io, json, sys
+import click
+from common import cli
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in set(json.loads(sys.argv[1])):
+            raise ModuleNotFoundError(f"{name} is not here", name=name)
+
+def paths(command, words):
+    yield words
+    for name in command.list_commands(None) if isinstance(command, click.Group) else ():
+        yield from paths(command.get_command(None, name), [*words, name])
+
+sys.meta_path.insert(0, Without())
+seen, wrong = 0, {}
+for name, listed in cli.COMMANDS.items():
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = cli.run([name, "--help"])
+    for words in paths(cli.load_command(listed.target), [name]) if code == 0 else ():
+        seen += 1
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = code or cli.run([*words, "--help"])
+    if code:
+        wrong[name] = said.getvalue()
+print(json.dumps([seen, wrong]))
+"""
+
+
+def test_the_help_of_every_command_needs_no_extra() -> None:
+    """None of the modules that the extras bring can be imported, as where somebody installed Usher without any."""
+    text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
+    extras = {re.sub("[-_.]+", "-", name).lower() for name in re.findall(r'"([A-Za-z0-9_.-]+)', text)} - {"usher-streams"}
+    modules = [
+        module
+        for module, brought_by in importlib.metadata.packages_distributions().items()
+        if {re.sub("[-_.]+", "-", name).lower() for name in brought_by} & extras
+    ]
+    assert {"sqlalchemy", "psycopg", "pyspark", "opentelemetry", "playwright"} <= set(modules)
+    done = usher(json.dumps(modules), start=("-c", _EVERY_HELP))
+    assert done.returncode == 0, done.stderr
+    seen, wrong = json.loads(done.stdout)
+    assert seen > len(cli.COMMANDS), "commands of groups too"
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("program", ["master", "consumer"])

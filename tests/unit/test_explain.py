@@ -138,7 +138,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
         "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until it is repaired or deleted",
     ),
-    "idle": (ticket(), "idle", "nothing_to_do", "nothing of it is unread, parked or in processing: all that ever came is finished"),
+    "idle": (
+        *(ticket(), "idle", "nothing_to_do"),
+        "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
+    ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
         "nothing of it is unread, parked or in processing; whether it has a dead letter is not known: not all were looked at",

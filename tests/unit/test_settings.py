@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -9,11 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from common.commands.local import LocalSettings
 from common.errors import SettingsError
 from common.settings import CommonSettings, environment, is_loopback, load, name_of, options
 from consumer.settings import ConsumerSettings
-from master.settings import MasterSettings
+from master.audit.settings import AuditSettings
+from master.commands.follow import FollowSettings
+from master.settings import MasterSettings, StreamerSettings
 
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = [*(ROOT / "common" / "commands").glob("*.py"), *(ROOT / "master" / "commands").glob("*.py")]
 _CONSUMER = {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "m:f"}
 
 
@@ -128,6 +134,81 @@ def test_a_command_gets_its_flags_as_one_dict_and_help_tells_default_and_variabl
     told = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=1000).output.split())
     assert "--lease-seconds" in told
     assert "[default: 10.0] [USHER_LEASE_SECONDS]" in told
+
+
+def _help(cls: type[CommonSettings]) -> str:
+    @click.command()
+    @options(cls)
+    def command(flags: dict[str, object]) -> None:
+        pass
+
+    return " ".join(CliRunner().invoke(command, ["--help"], terminal_width=1000).output.split())
+
+
+@pytest.mark.parametrize(
+    ("cls", "told"),
+    [
+        (MasterSettings, "--lease-seconds SECONDS Life"),
+        (MasterSettings, "--batch-size INTEGER Most"),
+        (MasterSettings, "--requests-per-second NUMBER Most"),
+        (MasterSettings, "--insecure on|off Allow listening beyond loopback without any token. [default: off] [USHER_INSECURE]"),
+        (MasterSettings, "--unkeyed reject|spread Messages"),
+        (MasterSettings, "--redis-url URL Redis"),
+        (MasterSettings, "--tls-cert PATH Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP. [USHER_TLS_CERT]"),
+        (MasterSettings, "--tokens-file PATH File"),
+        (MasterSettings, "--bind HOST:PORT Where"),
+        (ConsumerSettings, "--flush-ms MILLISECONDS Shortest"),
+        (ConsumerSettings, "--handler MODULE:FUNCTION The"),
+        (ConsumerSettings, "--consumer-name TEXT This"),
+        (AuditSettings, "--audit-every-minutes MINUTES Time"),
+    ],
+)
+def test_help_says_what_a_setting_takes(cls: type[CommonSettings], told: str) -> None:
+    assert told in _help(cls)
+    assert "[default: None]" not in _help(cls)
+
+
+@pytest.mark.parametrize("value", ["on", "off"])
+def test_what_help_offers_for_a_switch_is_taken(value: str) -> None:
+    assert load(MasterSettings, {}, {"insecure": value}).insecure is (value == "on")
+    assert load(MasterSettings, {"USHER_INSECURE": value}).insecure is (value == "on")
+
+
+@pytest.mark.parametrize("cls", [CommonSettings, MasterSettings, ConsumerSettings, StreamerSettings, AuditSettings, LocalSettings, FollowSettings])
+def test_help_lists_what_is_read_and_all_flags_are_taken(cls: type[CommonSettings]) -> None:
+    seen: dict[str, object] = {}
+
+    @click.command()
+    @options(cls)
+    def command(flags: dict[str, object]) -> None:
+        seen.update(flags)
+
+    assert set(cls.model_fields) >= cls.UNREAD
+    for field in cls.model_fields:
+        if field.endswith("_token"):
+            continue
+        flag = f"--{field.replace('_', '-')}"
+        assert (f" {flag} " in _help(cls)) == (field not in cls.UNREAD), flag
+        assert CliRunner().invoke(command, [flag, "7"]).exit_code == 0
+        assert seen[field] == "7"
+
+
+#: The programs of these classes, or what of them reads settings; and of CommonSettings all commands that have no class of their own.
+_READERS = {
+    CommonSettings: [path for path in COMMANDS if "@options(CommonSettings)" in path.read_text()] + [ROOT / "master/commands/looking.py"],
+    StreamerSettings: [ROOT / "master/commands/streamer.py", ROOT / "master/streamer_wiring.py"],
+    AuditSettings: [ROOT / "master/commands/audit.py", ROOT / "master/commands/archive.py", ROOT / "master/audit/settings.py"],
+    LocalSettings: [ROOT / "common/commands/up.py", ROOT / "common/commands/local.py"],
+    FollowSettings: [ROOT / "master/commands/follow.py"],
+}
+
+
+@pytest.mark.parametrize("cls", _READERS)
+def test_what_help_does_not_list_is_not_read(cls: type[CommonSettings]) -> None:
+    read = {(path.name, name) for path in _READERS[cls] for name in re.findall(r"settings\.([a-z_]+)", path.read_text())}
+    assert read, "it looks at the right files"
+    refused = {("up.py", "tls_cert")}  # read to say that it cannot be used here
+    assert {(path, name) for path, name in read if name in cls.UNREAD} <= refused
 
 
 @pytest.mark.parametrize("cls", [CommonSettings, MasterSettings, ConsumerSettings])

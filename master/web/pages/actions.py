@@ -10,6 +10,7 @@ from flask import Blueprint, g, redirect, request
 from werkzeug.wrappers import Response as AnyResponse
 
 from common.credentials import Role
+from common.plural import many
 from common.web import Problem
 from common.web_auth import local_path, needs
 from master.actions import FAILED, Action
@@ -56,7 +57,7 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
         changed = drained(port.operations, name, _why())
         if changed is None:
             return go("/consumers", f"No consumer of the name {visible(name)} is registered")
-        return go("/consumers", f"{name} is drained: it is handed nothing more and finishes what it has ({changed.handed_over:,} messages)")
+        return go("/consumers", f"{name} is drained: it is handed nothing more and finishes what it has ({many(changed.handed_over, 'message')})")
 
     @actions.post("/consumers/resume")
     @needs(Role.OPERATOR)
@@ -111,7 +112,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         job = _job(port, job_id)
         if not port.bulk.run(job, g.who, _why()):
             return go(f"/dead-letters/jobs/{job_id}", f"It was not begun: it is {job.state}")
-        port.operations.note(Action(by_caller(job.why), job.what, f"{job.preview.count} dead letters: {job.told}"), "begun")
+        port.operations.note(Action(by_caller(job.why), job.what, f"{many(job.preview.count, 'dead letter')}: {job.told}"), "begun")
         return redirect(f"/dead-letters/jobs/{job_id}", 303)
 
     @actions.post("/dead-letters/jobs/<job_id>/stop")
