@@ -6,8 +6,11 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import common
@@ -47,7 +50,7 @@ def load_handler(spec: str) -> Handler:
     for part in attribute.split("."):
         target = getattr(target, part, None)
         if target is None:
-            raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name} has no {attribute}")
+            raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
     if not callable(target):
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
     _check_one_argument(spec, target)
@@ -92,9 +95,10 @@ def _check_clash(module_name: str) -> None:
     if first in ("common", "master", "consumer") and not module_name.startswith(("common.demo.", "common.bench.")):
         ours = os.path.dirname(os.path.dirname(os.path.abspath(common.__file__)))
         here = os.path.abspath(os.getcwd())
-        if here != ours and os.path.exists(os.path.join(here, first)):
+        named = next((name for name in (first, f"{first}.py") if os.path.exists(os.path.join(here, name))), "")
+        if here != ours and named:
             raise HandlerUnusable(
-                f"USHER_HANDLER: the package {first!r} in {here} has the name of one of Usher's own packages, which wins; "
+                f"USHER_HANDLER: {named!r} in {here} has the name of one of Usher's own packages, which wins; "
                 f"rename it, or put the handler into a module with another name"
             )
 
@@ -108,5 +112,26 @@ def _told(spec: str, module_name: str, problem: BaseException) -> str:
             f"a project with a package of that name must rename it to run in a consumer"
         )
     if isinstance(problem, ModuleNotFoundError) and missing == module_name.partition(".")[0]:
-        return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path"
-    return f"USHER_HANDLER={spec} cannot be imported: {type(problem).__name__}: {problem}"
+        way_out = "install its project, or name its folder in PYTHONPATH"
+        return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path: {way_out}"
+    return f"USHER_HANDLER={spec} cannot be imported: {type(problem).__name__}: {problem}{_place(problem)}"
+
+
+def _place(problem: BaseException) -> str:
+    """Where in a handler's project it was raised: the last line of it that ran, not one of Python's own; "" where nobody can say."""
+    if isinstance(problem, SyntaxError):
+        return ""  # its text has the line
+    own = sysconfig.get_paths()["stdlib"]
+    frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if not frame.filename.startswith(("<", own, __file__))]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _imported(module: ModuleType) -> str:
+    """Where it came from, and which one of its name here did not; "" of one that this very folder has."""
+    file = getattr(module, "__file__", None)
+    here = os.path.join(os.getcwd(), *module.__name__.split("."))
+    hidden = next((path for path in (f"{here}.py", os.path.join(here, "__init__.py")) if os.path.exists(path)), "")
+    if file is not None and hidden and os.path.samefile(file, hidden):
+        return ""
+    other = f", which comes before {hidden}: give that another name" if hidden else ""
+    return f" ({file or 'a part of Python itself'}{other})"

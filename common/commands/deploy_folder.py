@@ -157,6 +157,8 @@ class Host:
             "has_redis": "redis" in self.roles,
             "host": self.address,
             "redis_port": urlsplit(self.redis_url).port,
+            "python": sys.executable,
+            "places": self.settings.get("PYTHONPATH", ""),
             "handler": self.settings.get("USHER_HANDLER", "shop.orders:handle"),
         }
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -68,7 +69,7 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
     runs = ", ".join(program.name for program in host.programs())
     click.echo(f"{host.folder} runs {runs}.\nStart it: {host.folder}/start    More: {host.folder}/README.md")
     if "consumer" in host.roles:
-        _warn_of_handler(host.settings)
+        _tell_of_handler(host)
 
 
 def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, Any]) -> Host:
@@ -88,6 +89,8 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
     shared |= _tokens(chosen, environ)
     _check_health_hosts(chosen, address, shared)
     shared = {name: value for name, value in shared.items() if value}
+    if "consumer" in chosen:
+        shared |= _place_of_handler(folder, shared)
     drain_seconds = _check_programs(shared)
     _check_quotes(shared)
     prefix = asked["name"] or ("consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-"))
@@ -184,11 +187,32 @@ def _check_programs(shared: Mapping[str, str]) -> float:
     return float(shared.get("USHER_DRAIN_SECONDS", 20))
 
 
-def _warn_of_handler(settings: Mapping[str, str]) -> None:
+def _place_of_handler(folder: Path, shared: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH for usher.env, when the handler is only found with it: the programs run in ``folder``, whoever wrote it stands in a project."""
+    given = [str(Path(place).absolute()) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    for places in ([], given, [str(Path.cwd()), *given]):
+        found = {"PYTHONPATH": os.pathsep.join(places)} if places else {}
+        if _trouble_of_handler(folder, {**shared, **found}) == "":
+            return found
+    return {}  # told when all is written: the handler may come later
+
+
+def _trouble_of_handler(folder: Path, settings: Mapping[str, str]) -> str:
+    """What keeps the programs from using the handler when they run in ``folder`` with nothing but ``settings``; "" for nothing."""
+    environ = {name: value for name, value in _plain_environ().items() if name != "PYTHONPATH"}
     try:
-        check_programs({**_plain_environ(), **settings})
+        check_programs({**environ, **settings}, folder if folder.is_dir() else Path("/"))
     except StartRefused as unusable:
-        click.echo(f"usher: mind that {unusable}", err=True)
+        return str(unusable)
+    return ""
+
+
+def _tell_of_handler(host: Host) -> None:
+    places = host.settings.get("PYTHONPATH", "")
+    if trouble := _trouble_of_handler(host.folder, host.settings):
+        click.echo(f"usher: no consumer will start: {trouble}\nOnce that is mended: {host.again()}", err=True)
+    elif places:
+        click.echo(f"The handler is found by PYTHONPATH={places}, which usher.env says; or install its project for {sys.executable}.")
 
 
 def _plain_environ() -> dict[str, str]:

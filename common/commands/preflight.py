@@ -10,6 +10,7 @@ import importlib
 import os
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -22,9 +23,12 @@ _SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
 
 
-def check_programs(environ: Mapping[str, str]) -> None:
-    """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this environment."""
-    done = subprocess.run([*command_line(), "preflight"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+def check_programs(environ: Mapping[str, str], folder: Path | None = None) -> None:
+    """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this environment, and in this
+    folder (None: the current one)."""
+    done = subprocess.run(
+        [*command_line(), "preflight"], env=dict(environ), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).removeprefix("usher: ")
         raise StartRefused(said or f"the check of settings and handler ended with exit code {done.returncode}")

@@ -28,7 +28,7 @@ _ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN
 @pytest.fixture(autouse=True)
 def _programs_accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process for each of these tests would take a second; tests/process/test_init_deploy.py asks the real ones."""
-    monkeypatch.setattr("common.commands.init_deploy.check_programs", lambda environ: None)
+    monkeypatch.setattr("common.commands.init_deploy.check_programs", lambda environ, folder=None: None)
 
 
 def planned(*roles: str, folder: str = "/srv/usher", environ: dict[str, str] | None = None, **asked: Any) -> Host:

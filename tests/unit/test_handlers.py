@@ -115,7 +115,9 @@ class TestRefused:
         assert refusal(spec) == f"USHER_HANDLER must look like module:function (it is {spec!r})"
 
     def test_a_module_that_is_not_there(self, project: Path) -> None:
-        assert refusal("orders:handle") == f"USHER_HANDLER=orders:handle: there is no module 'orders' in {project} or on the Python path"
+        assert refusal("orders:handle") == f"USHER_HANDLER=orders:handle: there is no module 'orders' in {project} or on the Python path: " + (
+            "install its project, or name its folder in PYTHONPATH"
+        )
 
     def test_a_module_that_is_not_there_inside_a_package_that_is(self, project: Path) -> None:
         write(project, "shop/__init__.py", "")
@@ -133,7 +135,22 @@ class TestRefused:
     )
     def test_a_module_that_cannot_be_imported(self, project: Path, text: str, told: str) -> None:
         write(project, "orders.py", text)
-        assert refusal("orders:handle").startswith(f"USHER_HANDLER=orders:handle cannot be imported: {told}")
+        said = refusal("orders:handle")
+        assert said.startswith(f"USHER_HANDLER=orders:handle cannot be imported: {told}")
+        assert said.count("orders.py") == 1
+        assert f"{project / 'orders.py'}, line {text.count(chr(10)) + 1})" in said or "SyntaxError" in said
+
+    def test_where_it_went_wrong_in_another_module_of_the_project(self, project: Path) -> None:
+        write(project, "prices.py", "import json\n\nRATES = json.loads('{')")
+        write(project, "orders.py", "import prices\ndef handle(message): ...")
+        assert refusal("orders:handle").endswith(f" ({project / 'prices.py'}, line 3)")
+
+    def test_the_module_that_was_meant_comes_later(self, project: Path) -> None:
+        write(project, "queue.py", "def handle(message): ...")
+        said = refusal("queue:handle")
+        assert said.startswith("USHER_HANDLER=queue:handle: queue (")
+        assert said.endswith(f"/queue.py, which comes before {project / 'queue.py'}: give that another name) has no handle")
+        assert "sys (a part of Python itself) has no handle" in refusal("sys:handle")
 
     @pytest.mark.parametrize("attribute", ["handel", "orders.handle", "Orders.handel"])
     def test_a_module_without_such_a_function(self, project: Path, attribute: str) -> None:
@@ -173,8 +190,12 @@ class TestClash:
         write(project, f"{package}/__init__.py", "")
         write(project, f"{package}/orders.py", "def handle(message): ...")
         told = refusal(f"{package}.orders:handle")
-        assert f"the package {package!r} in {project} has the name of one of Usher's own packages" in told
+        assert f"{package!r} in {project} has the name of one of Usher's own packages" in told
         assert "rename it" in told
+
+    def test_a_handler_in_a_module_with_one_of_our_names(self, project: Path) -> None:
+        write(project, "common.py", "def handle(message): ...")
+        assert f"'common.py' in {project} has the name of one of Usher's own packages, which wins" in refusal("common:handle")
 
     @pytest.mark.parametrize("statement", ["import common.prices", "from common import prices", "from common.prices import price"])
     def test_a_handler_that_imports_from_its_own_common(self, project: Path, statement: str) -> None:
