@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from common.commands.local import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, plan, start, watch
+from common.commands.local import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
 from common.commands.relay import Relay
 from common.commands.signals import StopAsked, StopRequest
 from common.commands.supervision import Supervision, SupervisionLost
 from common.errors import StartRefused
 from common.log import redacted
-from common.settings import load, options
+from common.settings import options
 
 _RELAY_EVERY_S = 0.2
 _WATCH_EVERY_S = 1.0
@@ -25,7 +25,7 @@ _WATCH_EVERY_S = 1.0
 @click.command(help="Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers.")
 @options(LocalSettings)
 def up(flags: dict[str, Any]) -> None:
-    settings = load(LocalSettings, os.environ, flags)
+    settings = local_settings(os.environ, flags)
     if settings.tls_cert is not None:
         raise StartRefused("USHER_TLS_CERT: `usher up` speaks plain HTTP on loopback; unset it, or run `usher master` and `usher consumer` yourself")
     with StopRequest() as stop, claimed(settings.state_folder.absolute()):

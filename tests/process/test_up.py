@@ -158,6 +158,18 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, words:
     assert not (folder / "state" / "logs" / "supervisord.log").exists()
 
 
+def test_one_message_names_every_bad_setting_of_usher_up_and_of_its_programs(folder: Path) -> None:
+    bad = {"USHER_CONCURENCY": "3", "USHER_LEASE_SECOND": "3", "USHER_MAX_ATTEMPTS": "x", "USHER_BATCH_SIZE": "0", "USHER_GROUP": "a b"}
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **bad)
+    done = subprocess.run([*USHER, "up", "--consumers", "0"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    first, *lines = done.stderr.splitlines()
+    assert first == "usher: These settings cannot be used:"
+    assert sorted(line.strip().split(":")[0].split(" is not")[0] for line in lines) == sorted([*bad, "USHER_CONSUMERS"])
+    for mistyped, meant in (("USHER_CONCURENCY", "USHER_CONCURRENCY"), ("USHER_LEASE_SECOND", "USHER_LEASE_SECONDS")):
+        assert f"  {mistyped} is not a setting; did you mean {meant}?" in lines
+
+
 def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
     port = quiet_port(2, random.Random())
     with pytest.raises(StartRefused, match=f"USHER_REDIS_PORT: {port + 1} is a port of the masters too .USHER_PORT"):
