@@ -10,20 +10,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from common.commands.leader import is_well, living_consumers, somebody_leads
-from common.commands.preflight import check_programs
+from common.commands.preflight import check_programs, problems_of_programs
 from common.commands.supervision import Supervision, SupervisionLost, environment, master_urls
 from common.embedded import prepare
-from common.errors import NotNow, ReplyUnknown, StartRefused
+from common.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
 from common.plural import many
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import Up, announce, running_up
 from common.serving import check_address
-from common.settings import CommonSettings
+from common.settings import CommonSettings, load, name_of
 from common.settings import environment as changed_settings
 
 EXAMPLE_HANDLER = "common.demo.handlers:show"
@@ -90,6 +90,23 @@ def claimed(state_folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def local_settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> LocalSettings:
+    """The settings of ``usher up``. Raises SettingsError naming what is wrong with them and with those of its programs, in one message.
+
+    Where all of them are right, those of the programs are checked by ``plan``.
+    """
+    try:
+        return load(LocalSettings, environ, flags)
+    except SettingsError as wrong:
+        raise SettingsError([*dict.fromkeys((*wrong.problems, *problems_of_programs(_of_programs(environ))))]) from None
+
+
+def _of_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what ``usher up`` reads itself, and tells its programs anew."""
+    own = {name_of(field) for field in LocalSettings.model_fields} | {"USHER_BIND"}
+    return {name: value for name, value in environ.items() if name not in own}
+
+
 def plan(settings: LocalSettings, environ: Mapping[str, str]) -> Plan:
     """Look at everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet."""
     folder = settings.state_folder.absolute()
@@ -103,8 +120,7 @@ def plan(settings: LocalSettings, environ: Mapping[str, str]) -> Plan:
         prepared = prepare(folder, redis_port, server=settings.redis_server)
         os.close(prepared.lock_fd)  # only looked: the server takes the lock itself
         redis_url = prepared.url
-    own = {f"USHER_{name.upper()}" for name in LocalSettings.model_fields} | {"USHER_BIND"}
-    base = {name: value for name, value in environ.items() if name not in own} | changed_settings(settings)
+    base = _of_programs(environ) | changed_settings(settings)
     base["USHER_HANDLER"] = settings.handler
     made = Plan(settings, folder, redis_url, redis_port, base)
     facts = {"consumers": settings.consumers, "masters": settings.masters, "port": settings.port, "redis_port": redis_port}

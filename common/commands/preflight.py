@@ -23,6 +23,19 @@ _SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
 
 
+def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the settings of master, streamer and consumer in this environment, each problem once."""
+    problems: list[str] = []
+    for target in _SETTINGS:
+        module, _, name = target.partition(":")
+        cls = getattr(importlib.import_module(module), name)
+        try:
+            load(cls, environ, _ANY if "consumer_name" in cls.model_fields else None)
+        except SettingsError as wrong:
+            problems += [problem for problem in wrong.problems if problem not in problems]
+    return problems
+
+
 def check_programs(environ: Mapping[str, str], folder: Path | None = None) -> None:
     """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this environment, and in this
     folder (None: the current one)."""
@@ -37,14 +50,7 @@ def check_programs(environ: Mapping[str, str], folder: Path | None = None) -> No
 @click.command()
 def preflight() -> None:
     """Load the settings of all programs, and the handler, if one is named."""
-    problems: list[str] = []
-    for target in _SETTINGS:
-        module, _, name = target.partition(":")
-        cls = getattr(importlib.import_module(module), name)
-        try:
-            load(cls, os.environ, _ANY if "consumer_name" in cls.model_fields else None)
-        except SettingsError as wrong:
-            problems += [problem for problem in wrong.problems if problem not in problems]
+    problems = problems_of_programs(os.environ)
     if problems:
         raise SettingsError(problems)
     handler = os.environ.get("USHER_HANDLER", "")

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import time
 from typing import Any
 
 import click
 
-from common.commands.local import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, plan, start, watch
+from common.commands.local import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
 from common.commands.relay import Relay
 from common.commands.signals import StopAsked, StopRequest
 from common.commands.supervision import Supervision, SupervisionLost
 from common.errors import StartRefused
 from common.log import redacted
-from common.settings import load, options
+from common.settings import options
 
 _RELAY_EVERY_S = 0.2
 _WATCH_EVERY_S = 1.0
 
 
-@click.command(help="Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers.")
+@click.command(
+    help="Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers. Ctrl-C drains and stops "
+    "everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
+)
 @options(LocalSettings)
 def up(flags: dict[str, Any]) -> None:
-    settings = load(LocalSettings, os.environ, flags)
+    settings = local_settings(os.environ, flags)
     if settings.tls_cert is not None:
         raise StartRefused("USHER_TLS_CERT: `usher up` speaks plain HTTP on loopback; unset it, or run `usher master` and `usher consumer` yourself")
     with StopRequest() as stop, claimed(settings.state_folder.absolute()):
@@ -34,13 +38,13 @@ def up(flags: dict[str, Any]) -> None:
             made = plan(settings, os.environ)
         except StartRefused:
             if stop.asked:  # the checks end early because of it
-                sys.exit(stop.exit_code)
+                sys.exit(_asked_code(stop))
             raise
         sys.exit(_run(made, stop))
 
 
 def _run(made: Plan, stop: StopRequest) -> int:
-    """Run everything until asked to stop (0; insisted: 128 + signal) or until something is gone for good (1)."""
+    """Run everything until asked to stop (``_asked_code``) or until something is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     relay = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
@@ -60,7 +64,13 @@ def _run(made: Plan, stop: StopRequest) -> int:
     finally:
         _stop(running, relay, stop)
         relay.close()
-    return stop.exit_code if stop.insists else code
+    return code if code and not stop.insists else _asked_code(stop)
+
+
+def _asked_code(stop: StopRequest) -> int:
+    """The exit code when it was asked to stop. Ctrl-C: 130 (cli.py), whenever it comes; Python ends with it too before it is heard here.
+    SIGTERM and a closed terminal, the usual end under a supervisor: 0, unless it was asked again and all was killed."""
+    return stop.exit_code if stop.insists or stop.signal == signal.SIGINT else 0
 
 
 def _watch_until_asked(made: Plan, running: Supervision, relay: Relay, stop: StopRequest) -> None:

@@ -52,7 +52,7 @@ def test_from_start_to_ctrl_c(folder: Path) -> None:
         assert f"process {up.process.pid}" in second.stderr
         assert up.process.poll() is None
 
-        assert up.end(signal.SIGINT) == 0
+        assert up.end(signal.SIGINT) == 130
         assert not processes_of(folder)
         assert not (up.state / "up.json").exists()
         assert up.run("send", "--ticket", "1").returncode == 2
@@ -84,7 +84,7 @@ def test_a_killed_consumer_comes_back_and_its_ticket_goes_on(folder: Path) -> No
         assert "exited: consumer-1" in up.output
         (after,) = [row for row in up.consumers() if row["state"] == "live"]
         assert after["incarnation"] != before["incarnation"]
-        assert up.end() == 0
+        assert up.end(signal.SIGTERM) == 0
 
 
 def test_a_killed_redis_comes_back(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_killed_redis_comes_back(folder: Path) -> None:
         until(lambda: "exited: redis" in up.output, 10, "it is told")
         until(lambda: up.run("send", "--ticket", "42", "text=after").returncode == 0, 20, "Redis is back")
         until(lambda: shown(up, "ticket=42"), 40, "messages flow again")
-        assert up.end() == 0
+        assert up.end(signal.SIGTERM) == 0
 
 
 def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folder: Path) -> None:
@@ -129,6 +129,27 @@ def test_a_handler_of_the_users_own_folder_and_a_second_ctrl_c(folder: Path) -> 
         assert up.end(signal.SIGINT, within_s=10) == 130
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize("when", ["usher: checking settings", "usher: starting 2 masters", "Usher is up."])
+def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, when: str, number: int, code: int) -> None:
+    """As a terminal does it: the signal goes to the whole process group, so to the check of settings too, which then ends early."""
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    command = [*USHER, "up", "--consumers", "1"]
+    with subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as up:
+        try:
+            assert up.stdout is not None
+            assert any(line.startswith(when) for line in up.stdout), "it comes so far"
+            if "checking" in when:
+                until(lambda: any("preflight" in process.cmdline() for process in processes_of(folder)), 10, "the check runs")
+            os.killpg(up.pid, number)
+            output = up.stdout.read()
+            assert up.wait(60) == code, output
+            assert "Traceback" not in output
+            until(lambda: not processes_of(folder), 10, "nothing is left")
+        finally:
+            kill_all_of(folder)
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "told"),
     [
@@ -156,6 +177,18 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, words:
     assert "hush" not in done.stderr
     assert not (folder / "state" / "up.json").exists()
     assert not (folder / "state" / "logs" / "supervisord.log").exists()
+
+
+def test_one_message_names_every_bad_setting_of_usher_up_and_of_its_programs(folder: Path) -> None:
+    bad = {"USHER_CONCURENCY": "3", "USHER_LEASE_SECOND": "3", "USHER_MAX_ATTEMPTS": "x", "USHER_BATCH_SIZE": "0", "USHER_GROUP": "a b"}
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **bad)
+    done = subprocess.run([*USHER, "up", "--consumers", "0"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    first, *lines = done.stderr.splitlines()
+    assert first == "usher: These settings cannot be used:"
+    assert sorted(line.strip().split(":")[0].split(" is not")[0] for line in lines) == sorted([*bad, "USHER_CONSUMERS"])
+    for mistyped, meant in (("USHER_CONCURENCY", "USHER_CONCURRENCY"), ("USHER_LEASE_SECOND", "USHER_LEASE_SECONDS")):
+        assert f"  {mistyped} is not a setting; did you mean {meant}?" in lines
 
 
 def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
