@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from common.clock import now_s
 from common.log import event
 from common.registration import Registration
 from common.service import Ended, Service
@@ -17,6 +19,9 @@ from consumer.master_client import MasterClient, MasterUnavailable
 log = logging.getLogger(__name__)
 
 _WHEN_HELD_S = 0.5
+#: That somebody has the name is said again only after this long.
+_REPEAT_LOG_S = 10.0
+_WAY_OUT = "asked again until that one has ended, or its lease has; of two that shall run at a time each needs a USHER_CONSUMER_NAME of its own"
 #: Taken for the ticket window of a master of a former version, which does not say.
 _UNTOLD_WINDOW = 128
 
@@ -50,6 +55,7 @@ class Registrar(Service):
         self._on_taken = on_taken
         self._before = before
         self._was_over = False  # the last answer was 410
+        self._quiet_until_s = -math.inf  # nothing is said of a held name
         self.is_done = False
 
     def run_once(self) -> float:
@@ -63,7 +69,9 @@ class Registrar(Service):
             self._accepted(answer.document, answer.sent_s)
             raise Ended
         if answer.status == 409:
-            event(log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            if now_s() >= self._quiet_until_s:
+                self._quiet_until_s = now_s() + _REPEAT_LOG_S
+                event(log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url, way_out=_WAY_OUT)
             return _WHEN_HELD_S
         if answer.status == 410:
             # An earlier request was heard, its answer was not, and the lease ended before this one. Nothing was begun under that uuid.

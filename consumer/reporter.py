@@ -33,6 +33,9 @@ _LONGEST_WAIT_S = 5.0
 #: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
 _MOST_WAITING = 50_000
 
+#: That reports are dropped is said again only after this long, with how many were since: while nobody leads, all are.
+_REPEAT_LOG_S = 10.0
+
 #: Nobody here reads what became of each id, so the leader need not say it. One of before does all the same.
 _QUIETLY = {"Prefer": "return=minimal"}
 
@@ -64,6 +67,8 @@ class Reporter(Service):
         self._hurry = False
         self._calm = False  # the pause is the long one, in which this thread may be
         self._last_s = self._not_before_s = -math.inf
+        self._untold = 0  # dropped ids of which the log does not know
+        self._quiet_until_s = -math.inf
         self.sent = 0
         self.dropped = 0
 
@@ -166,7 +171,10 @@ class Reporter(Service):
     def _drop(self, report: list[Item], why: str, level: int = logging.WARNING) -> None:
         count = sum(len(ids) for _, _, ids in report)
         self.dropped += count
-        event(log, "report_dropped", level=level, ids=count, why=why)
+        self._untold += count
+        if now_s() >= self._quiet_until_s:
+            event(log, "report_dropped", level=level, ids=self._untold, why=why)
+            self._untold, self._quiet_until_s = 0, now_s() + _REPEAT_LOG_S
 
     def on_end(self) -> None:
         self._masters.close()

@@ -9,26 +9,37 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from common.commands.supervision import command_line
 from common.errors import HandlerUnusable, SettingsError, StartRefused
-from common.settings import load
+from common.settings import CommonSettings, load, name_of
 
 _SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings", "consumer.settings:ConsumerSettings")
 #: What is only known of each program at its start, or checked below.
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
 
 
+def variable_of_programs(flag: str) -> str:
+    """The variable by which master, streamer or consumer get what ``--flag`` sets; "" when none of them has it."""
+    field = flag.lstrip("-").replace("-", "_")
+    return name_of(field) if any(field in cls.model_fields for cls in _classes()) else ""
+
+
+def _classes() -> Iterator[type[CommonSettings]]:
+    """Settings of the programs, which know this package and not the other way round."""
+    for target in _SETTINGS:
+        module, _, name = target.partition(":")
+        yield getattr(importlib.import_module(module), name)
+
+
 def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
     """What is wrong with the settings of master, streamer and consumer in this environment, each problem once."""
     problems: list[str] = []
-    for target in _SETTINGS:
-        module, _, name = target.partition(":")
-        cls = getattr(importlib.import_module(module), name)
+    for cls in _classes():
         try:
             load(cls, environ, _ANY if "consumer_name" in cls.model_fields else None)
         except SettingsError as wrong:

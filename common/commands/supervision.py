@@ -97,6 +97,7 @@ class Supervision:
         self._socket = Path(environ["USHER_CONTROL_SOCKET"])
         self._process: subprocess.Popen[bytes] | None = None
         self._redis_pid = 0
+        self._log_sizes: dict[str, int] = {}  # when this run began: what is above is of this one
         self.logs = state_folder / "logs"
 
     def start(self, ready_within_s: float = 20.0) -> None:
@@ -105,6 +106,7 @@ class Supervision:
             raise StartRefused(f"{CONFIGURATION} is missing; run Usher from its checkout (pip install -e .)")
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket.parent.mkdir(mode=0o700, exist_ok=True)
+        self._log_sizes = {path.name: path.stat().st_size for path in self.logs.glob("*.log")}
         with (self.logs / "supervisord.out").open("wb") as output:
             self._process = subprocess.Popen(
                 [*command_line(), "supervisord", str(os.getpid())],
@@ -147,9 +149,13 @@ class Supervision:
         return states
 
     def last_words(self, name: str, lines: int = 5) -> str:
-        """The end of a program's log."""
+        """The end of a program's log, of this run."""
+        path = self.logs / f"{name}.log"
         try:
-            text = (self.logs / f"{name}.log").read_text(errors="replace")
+            began = self._log_sizes.get(path.name, 0)
+            with path.open("rb") as file:
+                file.seek(began if path.stat().st_size >= began else 0)  # it may have been rotated
+                text = file.read().decode(errors="replace")
         except OSError:
             return "it logged nothing"
         return "\n".join(text.splitlines()[-lines:]) or "it logged nothing"
@@ -223,6 +229,17 @@ def _control_socket(state_folder: Path) -> Path:
         return path
     digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
+
+
+def leftover(state_folder: Path) -> int | None:
+    """The supervisord of a run in this folder whose `usher up` was killed, as long as it drains and ends its programs; None: there is none.
+    For who holds the folder: no other run has it then."""
+    try:
+        pid = int((state_folder / "supervisord.pid").read_text("ascii"))
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if b"supervisord" in words and not _is_zombie(pid) else None
 
 
 @click.command()

@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from common.commands.local import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
+from common.commands.preflight import variable_of_programs
 from common.commands.relay import Relay
 from common.commands.signals import StopAsked, StopRequest
-from common.commands.supervision import Supervision, SupervisionLost
+from common.commands.supervision import Supervision, SupervisionLost, leftover
 from common.errors import StartRefused
 from common.log import redacted
 from common.settings import options
@@ -23,7 +24,25 @@ _RELAY_EVERY_S = 0.2
 _WATCH_EVERY_S = 1.0
 
 
+#: Beyond the time of the drain: masters and Redis end after it, and supervisord kills who does not.
+_LEFTOVER_S = 60.0
+
+
+class _Up(click.Command):
+    """Says of a flag that master or consumer have where their settings come from here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as unknown:
+            if variable := variable_of_programs(unknown.option_name):
+                how = f"`usher up` hands its environment to its programs: {variable}=... usher up ..."
+                raise click.UsageError(f"No such option: {unknown.option_name}. {how}", ctx) from None
+            raise
+
+
 @click.command(
+    cls=_Up,
     help="Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers. Ctrl-C drains and stops "
     "everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
 )
@@ -35,12 +54,28 @@ def up(flags: dict[str, Any]) -> None:
     with StopRequest() as stop, claimed(settings.state_folder.absolute()):
         click.echo("usher: checking settings, ports and handler", err=True)
         try:
+            _let_end(settings, stop)
             made = plan(settings, os.environ)
         except StartRefused:
             if stop.asked:  # the checks end early because of it
                 sys.exit(_asked_code(stop))
             raise
         sys.exit(_run(made, stop))
+
+
+def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
+    """Wait for what a killed run has left: it drains, and has the ports until then. Raises StartRefused when it does not end."""
+    deadline_s = time.monotonic() + settings.drain_seconds + _LEFTOVER_S
+    told = False
+    while not stop.asked and (pid := leftover(settings.state_folder.absolute())) is not None:
+        if not told:
+            click.echo(f"usher: the run before was killed, and its programs still drain (supervisord: process {pid}); waiting", err=True)
+            told = True
+        if time.monotonic() > deadline_s:
+            raise StartRefused(f"USHER_STATE_DIR: supervisord of a killed run, process {pid}, does not end; end it, or set another folder and --port")
+        stop.wait(_RELAY_EVERY_S)
+    if stop.asked:
+        raise StartRefused("asked to stop")
 
 
 def _run(made: Plan, stop: StopRequest) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import click
@@ -10,11 +10,17 @@ import requests
 
 from common.settings import CommonSettings, options
 from master.commands.looking import console, print_json, printable, table
-from master.commands.operator import Desk, desk
+from master.commands.operator import Desk, desk, session
 
 #: How long the leader may take: it asks the owner in turn.
 _CONNECT_S, _READ_S = 1.0, 5.0
 _MOST_SHOWN = 20
+
+
+class ExplainSettings(CommonSettings):
+    """What asking the leader needs, and Redis."""
+
+    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"tls_ca"}
 
 
 @click.command(
@@ -24,7 +30,7 @@ _MOST_SHOWN = 20
 )
 @click.argument("ticket_id")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@options(ExplainSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     with desk(flags) as at:
         document = _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
@@ -52,8 +58,9 @@ def _ask_leader(at: Desk, ticket_id: str) -> dict[str, Any] | None:
     asked = f"{url}/api/explain?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
     headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
     try:
-        answered = requests.get(asked, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
-        document = answered.json() if answered.status_code == 200 else None
+        with session(at.settings.tls_ca) as asking:
+            answered = asking.get(asked, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
+            document = answered.json() if answered.status_code == 200 else None
     except (requests.RequestException, ValueError):
         return None
     return document if isinstance(document, dict) and {"state", "sentences", "entries", "commands"} <= document.keys() else None

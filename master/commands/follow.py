@@ -17,6 +17,7 @@ from pydantic import Field
 from common.errors import StartRefused
 from common.running_up import running_up
 from common.settings import CommonSettings, load, options
+from master.commands.operator import session
 
 _CONNECT_S = 3.0
 #: A master says where it is every 10 s: one that is silent for longer has gone.
@@ -57,16 +58,13 @@ def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json:
 def follow(urls: Sequence[str], ticket_id: str, position: str, token: str, ca: Path | None = None) -> Iterator[Told]:
     """Events for ever: when a master goes, another one goes on where it was. Raises StartRefused when at the beginning none answers, and
     when one refuses."""
-    session = requests.Session()
-    session.trust_env = False  # these are addresses of ours: no proxy
-    if ca is not None:
-        session.verify = str(ca.expanduser())
+    asking = session(ca)
     begun = False
     while True:
         trouble = ""
         for url in urls:
             try:
-                with _ask(session, url, ticket_id, position, token) as reply:
+                with _ask(asking, url, ticket_id, position, token) as reply:
                     begun = True
                     for told in parse(reply.iter_lines(chunk_size=1)):
                         position = told.position or position

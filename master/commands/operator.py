@@ -6,10 +6,13 @@ import contextlib
 import getpass
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import requests
 
+from common.errors import StartRefused
 from common.keys import Keys
 from common.redis_client import Link
 from common.settings import CommonSettings
@@ -42,6 +45,17 @@ def desk(flags: dict[str, Any]) -> Iterator[Desk]:
         lease_ms = int(settings.lease_seconds * 1000)
         explainer = Explainer(link, keys, settings.work_ticket_field, lease_ms, sources=gathering, by_stream=settings.by_stream)
         yield Desk(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
+
+
+def session(ca: Path | None) -> requests.Session:
+    """For asking masters. ``ca``: whose certificates are trusted instead of the system's. Raises StartRefused when there is no such file."""
+    made = requests.Session()
+    made.trust_env = False  # these are addresses of ours: no proxy
+    if ca is not None:
+        if not ca.expanduser().exists():
+            raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
+        made.verify = str(ca.expanduser())
+    return made
 
 
 def caller(why: str = "") -> By:

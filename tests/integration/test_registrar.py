@@ -15,8 +15,10 @@ from common.clock import now_s
 from common.errors import RedisTrouble
 from common.registration import Registration
 from common.service import Ended
+from consumer import registrar as registrar_module
 from consumer.master_client import MasterClient
 from consumer.registrar import Registrar, Taken
+from tests.clock import clock_of
 
 
 class Master:
@@ -109,6 +111,21 @@ def test_it_does_not_ask_again_and_again_without_a_pause_while_its_registrations
         registrar.on_end()
     assert waits == [False, True, True, True, False], "the first one of them may be its own doing"
     assert len({asked["uuid"] for asked in master.asked}) == 4
+
+
+def test_that_somebody_has_the_name_is_said_now_and_then_with_the_way_out(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clock_of(monkeypatch, registrar_module)
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(registrar_module, "event", lambda _log, action, **facts: said.append(facts))
+    master.answers += [(409, {})] * 40
+    registrar = Registrar(_ask, MasterClient([master.url], ""), lambda taken: None)
+    try:
+        for _ in range(40):
+            clock.s += registrar.run_once()
+    finally:
+        registrar.on_end()
+    assert len(said) == 2, "40 answers in 20 s"
+    assert "USHER_CONSUMER_NAME" in said[0]["way_out"]
 
 
 @pytest.mark.parametrize("missing", ["generation", "lease_ms", "left_ms"])

@@ -17,6 +17,8 @@ from common.embedded import EmbeddedRedis
 from common.errors import NotNow, SettingsError
 from common.redis_client import Link
 from common.tls import ServerTls
+from master.commands.explain import _ask_leader
+from master.commands.operator import desk
 from tests.process.crew import KEYS, Crew, Producer
 from tests.process.machine import until
 from tests.tls_front import Papers, TlsFront
@@ -82,6 +84,19 @@ def test_a_ticket_is_followed_over_https(running: tuple[Crew, str, Link], papers
         lines = reply.iter_lines(chunk_size=1)
         assert next(lines) == b": following"
         assert next(line for line in lines if line == b"event: entry")
+
+
+def test_the_leader_is_asked_over_https_what_a_ticket_waits_for(
+    running: tuple[Crew, str, Link], papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url, link = running
+    monkeypatch.setenv("USHER_API_TOKEN", _TOKEN)
+    for ca, answers in ((str(papers.ca), True), (None, False)):
+        with desk({"redis_url": link.url, "tls_ca": ca}) as at:
+            assert at.explainer.leader_url() == url
+            assert (_ask_leader(at, "42") is not None) == answers
+    with desk({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}) as at, pytest.raises(StartRefused, match="USHER_TLS_CA: there is no"):
+        _ask_leader(at, "42")
 
 
 def test_what_speaks_no_tls_is_closed_and_what_is_silent_holds_nobody_up(running: tuple[Crew, str, Link], papers: Papers) -> None:

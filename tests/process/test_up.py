@@ -223,6 +223,48 @@ def test_another_server_in_the_place_of_a_master_is_no_master(folder: Path) -> N
         assert not somebody_leads([other.url.replace("redis", "http")])
 
 
+def test_what_a_killed_run_has_left_is_waited_for(folder: Path) -> None:
+    (folder / "shop.py").write_text("import time, pathlib\ndef handle(message):\n    pathlib.Path('begun').touch()\n    time.sleep(5)\n")
+    words = ("--consumers", "1", "--handler", "shop:handle")
+    with UsherUp(folder, *words) as first:
+        assert first.run("send", "--ticket", "42").returncode == 0
+        until(lambda: (folder / "begun").exists(), 20, "the handler runs")
+        first.process.kill()
+        first.process.wait(10)
+        with UsherUp(folder, *words, "--port", str(first.port)) as second:
+            assert "the run before was killed, and its programs still drain" in second.output
+            assert second.end(signal.SIGTERM) == 0
+
+
+def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None:
+    (folder / "shop.py").write_text("import sys\nif 'consumer' in sys.argv: raise RuntimeError('only here')\ndef handle(message): ...\n")
+    logs = folder / "state" / "logs"
+    logs.mkdir(parents=True, mode=0o700)
+    (logs / "consumer-1.log").write_text("said by an earlier run\n" * 9)
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    words = [*USHER, "up", "--consumers", "1", "--handler", "shop:handle"]
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "consumer-1 did not start" in done.stderr
+    assert "only here" in done.stderr
+    assert "earlier run" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--dead-letter-policy", "USHER_DEAD_LETTER_POLICY=... usher up"),
+        ("--leader-lease-seconds", "USHER_LEADER_LEASE_SECONDS=... usher up"),
+        ("--nonsense", "No such option"),
+    ],
+)
+def test_a_flag_of_its_programs_is_told_as_the_variable_that_it_is_here(folder: Path, flag: str, told: str) -> None:
+    done = subprocess.run([*USHER, "up", flag, "1"], env=environ_for(folder), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert ("=... usher up" in done.stderr) == ("=... usher up" in told)
+
+
 @pytest.mark.parametrize("setting", ["USHER_PORT", "USHER_REDIS_PORT"])
 def test_a_port_in_use_is_named(folder: Path, setting: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -199,3 +199,17 @@ def test_a_report_of_an_incarnation_that_has_ended_is_no_trouble(caplog: pytest.
     reporter.run_once()
     assert [record.levelname for record in caplog.records] == [level]
     assert reporter.dropped == 3
+
+
+def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"])))
+    reporter, leader = begun(spare=2000)
+    leader.status = 503
+    for number in range(2, 42):
+        reporter.add(items(number, 1))
+        clock.s += 0.5
+        reporter.run_once()
+    assert [ids for ids, _ in said] == [1, 20]
+    assert "answered 503" in said[0][1]
+    assert reporter.dropped == 40
