@@ -14,7 +14,7 @@ import requests
 
 from common.commands.local import quiet_port
 from common.embedded import EmbeddedRedis
-from common.errors import NotNow, SettingsError
+from common.errors import NotNow, SettingsError, StartRefused
 from common.redis_client import Link
 from common.tls import ServerTls
 from master.commands.explain import _ask_leader
