@@ -31,6 +31,15 @@ def rank(stream_id: bytes) -> int:
     return (int(milliseconds) << _SEQUENCE_BITS) | int(sequence)
 
 
+def milliseconds(stream_id: bytes) -> int:
+    """Its first part: of an id that Redis gave, milliseconds since the epoch.
+
+    >>> milliseconds(b"1700000000000-3")
+    1700000000000
+    """
+    return int(stream_id.partition(b"-")[0])
+
+
 def from_rank(value: int) -> bytes:
     """The id of a rank.
 

@@ -7,12 +7,13 @@ looked at a few times a second for the tickets that are followed. Whoever comes 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common.clock import now_s
+from common.clock import now_s, wall_ms
 from common.errors import RedisTrouble
 from common.keys import Keys
 from common.live_sockets import LiveSocket, LiveSockets
@@ -208,6 +209,8 @@ class TicketFeed(Service):
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
         assert follower.live is not None
+        for one in events:
+            one.data.setdefault("time_ms", wall_ms())
         position = position_text(self._position_of(follower))
         frames = [frame(one) for one in events[:-1]] + [frame(one, position) for one in events[-1:]]
         follower.live.send(b"".join(frames))
@@ -234,34 +237,46 @@ class TicketFeed(Service):
             self._behind.append(follower)
 
     def _catch_up(self, follower: Follower) -> None:
-        """One page of what a follower has missed, of the first source that it is behind with."""
+        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where all of them are known."""
         assert follower.live is not None
         assert follower.position is not None
         if follower.live.closed:
             return
-        source = min(follower.behind)
-        last, head = follower.position[source], self._heads[source]
         try:
-            first, page = self._page(source, last)
+            pages = self._pages(follower)
         except RedisTrouble:
             self._behind.append(follower)
             raise
-        if last != ZERO and first is not None and rank(first) > rank(last):
-            self._send(follower, [_gap(follower.ticket, source, last)])
-        upto = rank(head)
-        for entry in page:
-            if rank(entry.id) > upto:
+        known_to = min((rank(page[-1].id) for page in pages.values() if len(page) == _PAGE), default=math.inf)
+        missed = [(rank(entry.id), source, entry) for source, page in pages.items() for entry in page]
+        for at, source, entry in sorted(missed, key=lambda one: one[:2]):
+            if at > known_to:
                 break
+            if at > rank(self._heads[source]):
+                continue  # it comes as news
             follower.position[source] = entry.id
             if found := self._events(source, entry, (follower.ticket,)):
                 self._send(follower, found)
-        if len(page) < _PAGE or rank(page[-1].id) >= upto:
-            follower.behind.discard(source)
+        for source, page in pages.items():
+            reached = rank(page[-1].id) if page else 0
+            if reached <= known_to and (len(page) < _PAGE or reached >= rank(self._heads[source])):
+                follower.behind.discard(source)
         if follower.behind:
             self._behind.append(follower)
         else:
             self._values.pop(follower.ticket, None)  # now it is told the state
             self._look_at_s = 0.0
+
+    def _pages(self, follower: Follower) -> dict[int, list[Entry]]:
+        """The next page of each source that a follower is behind with. Where something is gone that it had not, it is told."""
+        assert follower.position is not None
+        pages = {}
+        for source in sorted(follower.behind):
+            last = follower.position[source]
+            first, pages[source] = self._page(source, last)
+            if last != ZERO and first is not None and rank(first) > rank(last):
+                self._send(follower, [_gap(follower.ticket, source, last)])
+        return pages
 
     def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
         """The id of the first entry of a source, and entries above ``last``."""

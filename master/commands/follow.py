@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
@@ -122,8 +123,14 @@ def parse(lines: Iterable[bytes]) -> Iterator[Told]:
 
 
 def _line(told: Told) -> str:
-    facts = "  ".join(f"{name}={_shown(value)}" for name, value in told.data.items() if name != "ticket_id")
-    return f"{time.strftime('%H:%M:%S')}  {told.name:<11}  {facts}"
+    facts = "  ".join(f"{name}={_shown(value)}" for name, value in told.data.items() if name not in ("ticket_id", "time_ms"))
+    return f"{_when(told.data.get('time_ms', time.time() * 1000))}  {told.name:<11}  {facts}"
+
+
+def _when(ms: float) -> str:
+    """Local time; with the day when it is not today."""
+    at = datetime.fromtimestamp(ms / 1000)
+    return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 
 def _shown(value: object) -> str:

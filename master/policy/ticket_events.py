@@ -2,7 +2,7 @@
 
 ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that failed, or attempts that a
 message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state`` (processing, returned, halted, idle), ``gap``
-(what happened in between is not there any more).
+(what happened in between is not there any more). ``time_ms`` of each: when it happened; of what only the index tells, when that was seen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 
 from common.message import as_mapping, first_value
 from common.run_log import decode
-from common.stream_id import ZERO, is_id
+from common.stream_id import ZERO, is_id, milliseconds
 
 #: The streams that events come from, in the order of their places in a position.
 SOURCES = ("entries", "runs", "dead")
@@ -74,7 +74,7 @@ def events_of(source: int, entry_id: bytes, fields: Sequence[bytes], ticket_fiel
     ticket = first_value(fields, ticket_field if source == ENTRIES else b"usher-ticket")
     if ticket is None or ticket not in wanted:
         return
-    data: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace")}
+    data: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(entry_id)}
     if source == ENTRIES:
         data["message_id"] = entry_id.decode()
         if sum(map(len, fields)) <= _MOST_SHOWN:
@@ -98,7 +98,8 @@ def _completed(fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[E
             facts = run._asdict()
             # A run log that also has executions which failed says so in their outcome.
             name = "completed" if facts.get("outcome", "done") == "done" else "attempt"
-            yield Event(ticket, name, {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **facts})
+            ended = {"time_ms": run.end_us // 1000}
+            yield Event(ticket, name, {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **ended, **facts})
 
 
 def _as_json(ticket: bytes) -> bytes:

@@ -41,7 +41,7 @@ def test_what_is_no_position_is_refused(text: str) -> None:
 def test_an_entry_is_told_to_the_followers_of_its_ticket_only() -> None:
     fields = [b"ticket_id", _T, b"body", b"x\xff"]
     [event] = events_of(ENTRIES, b"5-1", fields, b"ticket_id", (_T,))
-    assert event == Event(_T, "entry", {"ticket_id": "T1", "message_id": "5-1", "fields": {"ticket_id": "T1", "body": "x\udcff"}})
+    assert event == Event(_T, "entry", {"ticket_id": "T1", "time_ms": 5, "message_id": "5-1", "fields": {"ticket_id": "T1", "body": "x\udcff"}})
     assert list(events_of(ENTRIES, b"5-1", fields, b"ticket_id", (b"T2",))) == []
     assert list(events_of(ENTRIES, b"5-1", fields, b"other", (_T,))) == []
     assert frame(event).startswith(b"event: entry\ndata: {")
@@ -56,7 +56,7 @@ def test_a_record_of_the_run_log_is_told_as_completions() -> None:
     record = encode("c1:3", [Done(), Done()])
     events = list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (_T,)))
     assert names(events) == ["completed"] * 2
-    assert events[0].data.items() >= {"ticket_id": "T1", "message_id": "5-1", "consumer": "c1:3", "fence": 7, "attempt": 2}.items()
+    assert events[0].data.items() >= {"ticket_id": "T1", "message_id": "5-1", "consumer": "c1:3", "fence": 7, "attempt": 2, "time_ms": 0}.items()
     assert list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (b"T2",))) == []
     assert list(events_of(RUNS, b"9-9", [b"other", b"x"], b"ticket_id", (_T,))) == []
 
@@ -74,7 +74,7 @@ def test_a_ticket_is_found_in_a_record_whatever_it_is_called(ticket: str, others
 def test_a_dead_letter_is_told_with_its_reason() -> None:
     fields = [b"usher-id", b"5-1", b"usher-ticket", _T, b"usher-reason", b"gave_up", b"usher-attempts", b"3", b"ticket_id", _T]
     [event] = events_of(DEAD, b"9-9", fields, b"ticket_id", (_T,))
-    assert event == Event(_T, "dead_letter", {"ticket_id": "T1", "message_id": "5-1", "reason": "gave_up", "attempts": "3"})
+    assert event == Event(_T, "dead_letter", {"ticket_id": "T1", "time_ms": 9, "message_id": "5-1", "reason": "gave_up", "attempts": "3"})
 
 
 def test_what_changes_between_two_looks() -> None:
