@@ -22,6 +22,7 @@ from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.streams import group_of
+from common.write_trouble import INFO_COMMANDS, write_trouble
 from master.elector import parse_held
 from master.index_scan import IndexScan
 from master.lag import lag_of
@@ -147,6 +148,8 @@ class Pulse(Service):
         if watched:
             self._scan.advance(_SLICE)
             states = self._look_at_consumers(seen)
+            trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
+            seen["write_trouble"] = None if trouble is None else trouble._asdict()
             seen["stuck"], seen["stuck_most"] = self._look_at_tickets(states, seen["time_ms"]), _STUCK
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
         with self._fresh:
@@ -286,7 +289,7 @@ class Pulse(Service):
 def _nothing_yet(keys: Keys) -> dict[str, Any]:
     """What there is to show before the first look."""
     counts = ("entries", "lag", "pending", "parked", "halted", "tickets", "retrying", "dead_letters", "sent_per_second", "done_per_second", "living")
-    nothing = dict.fromkeys((*counts, "oldest_ms", "leader_url", "epoch"))
+    nothing = dict.fromkeys((*counts, "write_trouble", "oldest_ms", "leader_url", "epoch"))
     return {**nothing, "time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True, "stuck": [], "alarms": []}
 
 

@@ -18,6 +18,7 @@ from common.scripts import ScriptRunner
 from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import Record, TicketStream, pairs, parse_record
+from common.write_trouble import INFO_COMMANDS, write_trouble
 from master.dead_letters import DeadLetters
 from master.elector import parse_held
 from master.lag import lag_of
@@ -48,13 +49,14 @@ class StatusReader:
 
     def overview(self) -> dict[str, Any]:
         """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing and halted, dead letters,
-        live rules."""
+        live rules; and what keeps Redis from writing."""
         with self._lock:
             keys = self._keys
             length, tickets, dead, leader, rules = self._link.pipeline(
                 [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader), ("HLEN", keys.rules)]
             )
             held = parse_held(leader)
+            trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
             seen: dict[str, Any] = {
                 "stream": keys.stream,
                 "group": keys.group,
@@ -64,6 +66,7 @@ class StatusReader:
                 "tickets": tickets,
                 "dead_letters": dead,
                 "rules": rules,
+                "write_trouble": None if trouble is None else trouble.text,
                 "time_ms": time.time_ns() // 1_000_000,
             }
             try:

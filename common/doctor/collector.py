@@ -17,6 +17,7 @@ from common.registration import parse
 from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import TicketStream, pairs
+from common.write_trouble import info_lines
 
 _SETTINGS = (
     "appendonly",
@@ -72,22 +73,17 @@ def startup_findings(link: Link) -> list[Finding]:
 def _server(link: Link, refused: dict[str, str]) -> Facts:
     """INFO, CONFIG and who stands around it."""
     info, sentinels, *settings = link.pipeline([("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)])
-    told = _lines(info) if _is_told(info, "INFO", refused) else None
+    told = info_lines(info) if _is_told(info, "INFO", refused) else None
     cluster = None
     if told is not None and told.get("cluster_enabled") == "1":
         [reply] = link.pipeline([("CLUSTER", "INFO")])
-        cluster = _lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
+        cluster = info_lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
     watching = int(sentinels[1]) if isinstance(sentinels, list) else None
     return Facts(mode=_mode(link.url), info=told, config=_settings(settings, refused), sentinels=watching, cluster=cluster, refused=refused)
 
 
 def _mode(url: str) -> str:
     return {SENTINEL: "sentinel", CLUSTER: "cluster"}.get(mode(url), "fixed")
-
-
-def _lines(reply: bytes) -> dict[str, str]:
-    """The ``name:value`` lines of INFO and CLUSTER INFO."""
-    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)
 
 
 def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | None:

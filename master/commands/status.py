@@ -69,6 +69,8 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         ("tickets in processing", f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"]),
         ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
     ]
+    if seen["write_trouble"]:
+        facts.insert(0, ("trouble", f"{seen['write_trouble']}  (usher doctor)"))
     if seen["sources"] is not None:
         facts += _of_sources(seen["sources"])
     if seen["rules"]:

@@ -29,12 +29,14 @@ class Alarm(NamedTuple):
 def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
     """Of a snapshot of the pulse. One that says that all is well, when nothing else is to be said."""
     found = [*_of_programs(seen), *_of_tickets(seen), *_of_rules(seen), *_of_flow(seen)]
-    return sorted(found, key=lambda one: one.level != BAD) or [Alarm(OK, _calm(seen), "")]
+    return sorted(found, key=lambda one: one.level != BAD) or [Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")]
 
 
 def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
     states = seen["consumers"]
     found = []
+    if (trouble := seen["write_trouble"]) is not None:  # first: leases cannot be renewed either, so the others follow from it
+        found.append(Alarm(BAD if trouble["is_certain"] else WARN, trouble["text"], "/doctor"))
     if seen["leader_url"] is None:
         found.append(Alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
     if not states["live"]:

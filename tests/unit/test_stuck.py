@@ -106,6 +106,7 @@ def test_nobody_behind_is_counted_twice(owner: bytes, size: int, parked: int, ex
 def snapshot(**more: Any) -> dict[str, Any]:
     consumers = {"live": 2, "paused": 0, "draining": 0, "revoked": 0, "lost": 0} | more.pop("consumers", {})
     calm = {"time_ms": _NOW, "leader_url": "http://m", "halted": 0, "lag": 0, "lag_is_exact": True, "oldest_ms": None, "dead_letters": 0}
+    calm["write_trouble"] = None
     return calm | {"has_group": True, "broad_rules": [], "stuck": [], "stuck_most": 50, "consumers": consumers} | more
 
 
@@ -134,6 +135,17 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
 
 def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
     assert told(broad_rules=["paused by alice (rule r1, everything)"]) == [("warn", "All tickets are paused by alice (rule r1, everything)")]
+
+
+def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_it() -> None:
+    trouble = {"text": "Redis refuses writes", "is_certain": True}
+    assert told(write_trouble=trouble, leader_url=None)[0] == ("bad", "Redis refuses writes")
+    assert told(write_trouble=trouble | {"is_certain": False}) == [("warn", "Redis refuses writes")]
+
+
+def test_a_letter_that_waits_is_a_click_away() -> None:
+    assert [alarm.href for alarm in alarms(snapshot(dead_letters=1))] == ["/dead-letters"]
+    assert [alarm.href for alarm in alarms(snapshot())] == [""]
 
 
 def test_what_is_known_in_part_is_told_so() -> None:

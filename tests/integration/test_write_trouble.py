@@ -1,0 +1,95 @@
+"""Whether Redis refuses writes is seen from INFO, by page and command, on servers that really do."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from common.embedded import EmbeddedRedis
+from common.errors import NotNow
+from common.keys import Keys
+from common.live_sockets import LiveSockets
+from common.redis_client import CommandRefused, Link
+from common.write_trouble import INFO_COMMANDS, WriteTrouble, write_trouble
+from master.commands.status import drawn, look
+from master.pulse import Pulse
+from master.status import StatusReader
+from tests.integration.factories import FIELD, LEASE_MS
+from tests.integration.memory import full_memory
+from tests.integration.routers import until
+
+_KEYS = Keys("tickets", "g")
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[Link]:
+    with EmbeddedRedis(tmp_path / "redis", port=None, durable=False) as server:
+        made = Link(server.url, "test")
+        yield made
+        made.close()
+
+
+def seen(link: Link) -> WriteTrouble | None:
+    return write_trouble(*link.pipeline(INFO_COMMANDS))
+
+
+def alarm_texts(link: Link) -> list[str]:
+    pulse = Pulse(link, _KEYS, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: None)
+    pulse.snapshot(0)
+    pulse.run_once()
+    return [alarm["text"] for alarm in pulse.last["alarms"]]
+
+
+def status_text(link: Link) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(drawn(look(StatusReader(link, _KEYS), None)))
+    return out.getvalue()
+
+
+def test_a_server_that_takes_writes_is_in_no_trouble(link: Link) -> None:
+    assert seen(link) is None
+    assert "refuses" not in "".join(alarm_texts(link)) + status_text(link)
+
+
+def test_a_snapshot_that_failed(link: Link, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    for name, value in (("save", "3600 1"), ("stop-writes-on-bgsave-error", "yes"), ("dir", str(gone))):
+        link.call("CONFIG", "SET", name, value)
+    shutil.rmtree(gone)
+    link.call("BGSAVE")
+    until(lambda: seen(link) is not None)
+    with pytest.raises(NotNow, match="MISCONF"):
+        link.call("SET", "a", "b")
+    assert alarm_texts(link)[-1].startswith("Redis refuses writes where it takes snapshots")
+    assert "Redis refuses writes where it takes snapshots" in status_text(link)
+
+
+def test_full_memory(link: Link) -> None:
+    link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    with full_memory(link):
+        assert alarm_texts(link)[0].startswith("Redis refuses what needs memory")
+        assert "Redis refuses what needs memory" in status_text(link)
+    assert seen(link) is None
+
+
+@pytest.mark.parametrize(
+    ("persistence", "refuses"),
+    [
+        (b"aof_enabled:1\r\naof_last_write_status:err\r\n", True),
+        (b"aof_enabled:1\r\naof_last_write_status:ok\r\n", False),
+        (b"aof_enabled:0\r\naof_last_write_status:err\r\n", False),  # switched off after it
+    ],
+)
+def test_an_append_only_file_that_cannot_be_written(persistence: bytes, refuses: bool) -> None:
+    found = write_trouble(persistence, b"maxmemory:0\r\n")
+    assert (found is not None and found.is_certain) == refuses
+
+
+def test_who_may_not_ask_is_told_nothing() -> None:
+    assert write_trouble(CommandRefused("NOPERM"), CommandRefused("NOPERM")) is None
