@@ -18,6 +18,7 @@ from common.acl import USERS
 from common.commands.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, own_redis_url
 from common.commands.local import EXAMPLE_HANDLER
 from common.commands.preflight import check_programs
+from common.embedded import SERVER_VARIABLE, find_redis_server
 from common.errors import SettingsError, StartRefused
 from common.settings import PREFIX, CommonSettings, is_loopback, load, name_of, options
 
@@ -68,6 +69,9 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
     write(host, files)
     runs = ", ".join(program.name for program in host.programs())
     click.echo(f"{host.folder} runs {runs}.\nStart it: {host.folder}/start    More: {host.folder}/README.md")
+    if "redis" in host.roles:
+        server = find_redis_server(host.settings.get(SERVER_VARIABLE, ""))
+        click.echo(f"Redis is {server}; another one: {SERVER_VARIABLE}=PATH, with --force. `usher doctor` says what later versions have mended.")
     if "consumer" in host.roles:
         _tell_of_handler(host)
 

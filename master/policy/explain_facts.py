@@ -11,7 +11,9 @@ The document of an explanation (``GET /api/tickets/{id}/explain``, ``usher ticke
      "in_processing": 2, "parked": 5, "parked_is_exact": true, "unread": 0, "unread_is_exact": true,
      "owner": {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": false} | null, "fence": 88 | null,
      "max_attempts": 5 | null, "leader_url": "http://..." | null,
-     "rules": [rule, ...], "dead_letter": letter | null, "commands": [{"does": "runs it again", "command": "usher dead redrive ..."}, ...]}
+     "rules": [rule, ...], "dead_letter": letter | null,      # the one that a halted ticket waits for
+     "last_dead_letter": letter | null,                      # the newest, of a ticket of which nothing is there
+     "commands": [{"does": "runs it again", "command": "usher dead redrive ..."}, ...]}
 
 ``until_ms`` is the moment when what it waits for ends, or must have ended; in milliseconds since the epoch, as all that end with ``_ms``.
 """
@@ -223,6 +225,7 @@ class Explanation:
             "leader_url": facts.leader.url if facts.leader is not None else None,
             "rules": [rule.shown() for rule in facts.rules],
             "dead_letter": None if facts.letter is None else facts.letter.row(),
+            "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),
             "commands": [{"does": does, "command": command} for does, command in self.commands],
         }
 

@@ -165,6 +165,17 @@ def test_files_are_kept_by_browsers_as_long_as_their_address_is_that_of_their_co
         assert site.get(address[:-3]).headers["Cache-Control"] == "no-store"
 
 
+def test_a_tickets_page_has_its_letter_at_hand_halted_or_not(site: Site, world: World) -> None:
+    skipped, parked = busy(world)
+    for ticket, letter, button in (("D", skipped, "Redrive its dead letter as a new message<"), ("H", parked, "Redrive its dead letter<")):
+        page = site.get(f"/tickets/{ticket}").text
+        assert f'name="id" value="{letter}"' in page
+        assert button in page
+    assert "Redrive its dead letter" not in site.get("/tickets/T").text
+    site.post("/dead-letters/redrive", id=skipped, why="mended", back="/tickets/D")
+    assert "Redrive its dead letter" not in site.get("/tickets/D").text
+
+
 def test_letters_are_redriven_and_the_log_says_who_and_why(site: Site, world: World) -> None:
     letters = busy(world)
     answered = site.post("/dead-letters/redrive", id=letters[0], why="mended", back="/dead-letters?ticket=D")
@@ -296,7 +307,7 @@ def test_viewers_see_everything_but_what_messages_say_and_can_do_nothing(guarded
     assert answered.headers["Location"] == "/tickets"
     assert "SameSite=Strict" in answered.headers["Set-Cookie"]
     assert "HttpOnly" in answered.headers["Set-Cookie"]
-    for path in (*_PAGES, "/tickets/T", f"/dead-letters/{letters[0]}"):
+    for path in (*_PAGES, "/tickets/T", "/tickets/D", "/tickets/H", f"/dead-letters/{letters[0]}"):
         page = guarded.get(path).text
         assert not set(re.findall(r'<form method="post"[^>]*action="([^"]+)"', page)) - {"/logout"}, path
         assert "formaction" not in page, path
