@@ -32,6 +32,8 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
     yield counter("stale_acknowledgements", "Tickets whose acknowledgement came after another owner had them.", acker.stale)
+    text = "Messages that are done, of which no master could be told; the leader finds them by itself, up to USHER_RECONCILE_SECONDS later."
+    yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram("handler_seconds", "Time of a handler call, every execution; counted when Redis has its outcome.", counts.handlers)
     text = "From XADD to the handler's first start, by the clocks of Redis and consumer; one of 64 messages of a batch is looked at, at least one."
     yield histogram("wait_seconds", text, counts.waits)

@@ -67,7 +67,8 @@ class Reporter(Service):
         self._hurry = False
         self._calm = False  # the pause is the long one, in which this thread may be
         self._last_s = self._not_before_s = -math.inf
-        self._untold = 0  # dropped ids of which the log does not know
+        self._untold = 0  # dropped ids of which the log does not know, and why the last of them were
+        self._why = (logging.WARNING, "")
         self._quiet_until_s = -math.inf
         self.sent = 0
         self.dropped = 0
@@ -84,6 +85,7 @@ class Reporter(Service):
 
     def run_once(self) -> float:
         if not self._items:
+            self._tell_dropped()
             return self.stalls_after_s / 3
         early_s = self._early_s()
         if early_s > 0:
@@ -97,6 +99,7 @@ class Reporter(Service):
             return _PAUSE_S
         if answer.status in (200, 204):
             self.sent += 1
+            self._tell_dropped()
         elif answer.status == 429:
             self._put_back(report)
             wait_s = min(_LONGEST_WAIT_S, max(_PAUSE_S, answer.retry_after_s))
@@ -172,9 +175,15 @@ class Reporter(Service):
         count = sum(len(ids) for _, _, ids in report)
         self.dropped += count
         self._untold += count
-        if now_s() >= self._quiet_until_s:
+        self._why = level, why
+        self._tell_dropped()
+
+    def _tell_dropped(self, at_once: bool = False) -> None:
+        if self._untold and (at_once or now_s() >= self._quiet_until_s):
+            level, why = self._why
             event(log, "report_dropped", level=level, ids=self._untold, why=why)
             self._untold, self._quiet_until_s = 0, now_s() + _REPEAT_LOG_S
 
     def on_end(self) -> None:
+        self._tell_dropped(at_once=True)
         self._masters.close()

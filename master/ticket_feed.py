@@ -20,7 +20,7 @@ from common.live_sockets import LiveSocket, LiveSockets
 from common.log import event
 from common.redis_client import CommandRefused, Link
 from common.service import Service
-from common.stream_id import ZERO, rank
+from common.stream_id import ZERO, milliseconds, rank
 from common.stream_router import StreamRouter, Subscription
 from common.streams import Entry, pairs
 from master.policy.ticket_events import SOURCES, Event, Seen, changes, events_of, frame, idle, position_text
@@ -276,6 +276,7 @@ class TicketFeed(Service):
             first, pages[source] = self._page(source, last)
             if last != ZERO and first is not None and rank(first) > rank(last):
                 self._send(follower, [_gap(follower.ticket, source, last)])
+                follower.position[source] = ZERO  # said once, also when nothing of this page is told yet
         return pages
 
     def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
@@ -334,11 +335,11 @@ class TicketFeed(Service):
 
 
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:
-    facts = {"ticket_id": ticket.decode(errors="replace"), "source": SOURCES[source], "after": last.decode()}
+    facts = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(last), "source": SOURCES[source], "after": last.decode()}
     return Event(ticket, "gap", facts)
 
 
 def _hand_over_of(completed: dict[str, Any]) -> dict[str, Any]:
     owner = str(completed["consumer"])
     facts = {"ticket_id": completed["ticket_id"], "owner": owner, "consumer_name": owner.rpartition(":")[0], "fence": completed["fence"]}
-    return {**facts, "message_ids": [completed["message_id"]]}
+    return {**facts, "time_ms": completed["start_us"] // 1000, "message_ids": [completed["message_id"]]}

@@ -36,7 +36,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
     states = seen["consumers"]
     found = []
     if (trouble := seen["write_trouble"]) is not None:  # first: leases cannot be renewed either, so the others follow from it
-        found.append(Alarm(BAD if trouble["is_certain"] else WARN, trouble["text"], "/doctor"))
+        found.append(Alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor"))
     if seen["leader_url"] is None:
         found.append(Alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
     if not states["live"]:

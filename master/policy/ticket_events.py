@@ -2,7 +2,8 @@
 
 ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that failed, or attempts that a
 message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state`` (processing, returned, halted, idle), ``gap``
-(what happened in between is not there any more). ``time_ms`` of each: when it happened; of what only the index tells, when that was seen.
+(what happened in between is not there any more). ``time_ms`` of each: when it happened; of what only the index tells, when that was seen;
+of a gap, from when on something is missing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _dump(data: dict[str, Any]) -> bytes:
 def events_of(source: int, entry_id: bytes, fields: Sequence[bytes], ticket_field: bytes, wanted: Collection[bytes]) -> Iterator[Event]:
     """What an entry of a source tells the followers of the ``wanted`` tickets."""
     if source == RUNS:
-        yield from _completed(fields, wanted)
+        yield from _completed(entry_id, fields, wanted)
         return
     ticket = first_value(fields, ticket_field if source == ENTRIES else b"usher-ticket")
     if ticket is None or ticket not in wanted:
@@ -88,7 +89,7 @@ def events_of(source: int, entry_id: bytes, fields: Sequence[bytes], ticket_fiel
     yield Event(ticket, "dead_letter", data)
 
 
-def _completed(fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[Event]:
+def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[Event]:
     record = first_value(fields, b"batch")
     if record is None or (len(wanted) <= _FEW and not any(_as_json(ticket) in record for ticket in wanted)):
         return
@@ -98,7 +99,8 @@ def _completed(fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[E
             facts = run._asdict()
             # A run log that also has executions which failed says so in their outcome.
             name = "completed" if facts.get("outcome", "done") == "done" else "attempt"
-            ended = {"time_ms": run.end_us // 1000}
+            # What ended with its process could not say when.
+            ended = {"time_ms": run.end_us // 1000 if run.end_us else milliseconds(entry_id)}
             yield Event(ticket, name, {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **ended, **facts})
 
 

@@ -96,3 +96,28 @@ def test_who_comes_back_gets_each_once(feed: TicketFeed, world: World, monkeypat
     found = told(feed, "1020-1_1016-0_0-0", 8)
     each = [(name, f"{ms}-1") for ms in (1030, 1040, 1050) for name in ("entry", "completed")]
     assert [(one["event"], one.get("message_id")) for one in found] == [("completed", "1020-1"), *each, ("state", None)]
+
+
+def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_feed, "_PAGE", 2)
+    fill(world, 12)
+    world.link.call("XTRIM", world.keys.runs, "MAXLEN", 2)
+    found = told(feed, "1000-1_1006-0_0-0", 15)
+    assert [(one["source"], one["after"], one["time_ms"]) for one in found if one["event"] == "gap"] == [("runs", "1006-0", 1006)]
+    assert [one["event"] for one in found].count("entry") == 11
+    assert [one["event"] for one in found].count("completed") == 2
+    assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
+
+
+def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: TicketFeed, world: World) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE_S)
+    feed.follow(theirs, _T, None)
+    with ours, ours.makefile("rb") as lines:
+        while b"event: state" not in next(lines):
+            pass
+        fill(world, 1)
+        datas = (orjson.loads(line.partition(b" ")[2]) for line in lines if line.startswith(b"data: ") and b'"fence"' in line)
+        handed, completed = next(datas), next(datas)
+    assert handed["message_ids"] == [completed["message_id"]]
+    assert (handed["time_ms"], completed["time_ms"]) == (1000, 1005)

@@ -66,7 +66,7 @@ def test_a_snapshot_that_failed(link: Link, tmp_path: Path) -> None:
     until(lambda: seen(link) is not None)
     with pytest.raises(NotNow, match="MISCONF"):
         link.call("SET", "a", "b")
-    assert alarm_texts(link)[-1].startswith("Redis refuses writes where it takes snapshots")
+    assert alarm_texts(link)[0].startswith("Redis refuses writes where it takes snapshots")
     assert "Redis refuses writes where it takes snapshots" in status_text(link)
 
 

@@ -24,6 +24,8 @@ from tests.process.machine import ROOT
 pytestmark = pytest.mark.process
 
 _TICKETS = 300
+#: As many messages of as many tickets run at the same time: the slots of a consumer.
+_AT_ONCE = 8
 _HANDLER = """
 from consumer import GiveUp
 def handle(message):
@@ -207,3 +209,20 @@ def test_who_drained_has_left_and_who_was_killed_is_lost_although_it_is_back_at_
     crew.until(lambda: recoveries() == 2, 30, "of c2 and c4, and no other")
     assert not told("consumer_lost", "c3") + told("consumer_recovered", "c3") + told("consumer_left", "c4")
     assert max(pages.samples(url)["usher_consumers_lost_total"] for url in crew.masters) == 2
+
+
+def test_a_consumer_counts_what_no_master_could_be_told_and_logs_it_seldom(folder: Path, link: Link) -> None:
+    (folder / "shop.py").write_text("import time\ndef handle(message):\n    time.sleep(2 + int(message.fields['n']) / 10)\n")
+    with Crew(folder, link.url) as crew:
+        crew.start(1, ["c1"], "shop:handle")
+        link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"T{n}", "n", n) for n in range(_AT_ONCE)])
+        url = crew.events("listening", "c1")[0]["url"]
+        crew.until(lambda: Pages.samples(url)["usher_running_handlers"] == _AT_ONCE, 10, "all run")
+        worker = psutil.Process(crew.worker_of("master-1"))
+        crew.processes["master-1"].kill()  # its arbiter too: nobody brings it back
+        worker.kill()
+        crew.until(lambda: Pages.samples(url)["usher_unreported_messages_total"] == _AT_ONCE, 20, "they are done, and nobody heard of it")
+        assert Pages.samples(url)["usher_acknowledged_messages_total"] == _AT_ONCE
+        assert len(crew.events("report_dropped", "c1")) == 1
+        assert crew.stop("c1") == 0
+        assert sum(record["ids"] for record in crew.events("report_dropped", "c1")) == _AT_ONCE, "the log has them all in the end"

@@ -22,6 +22,9 @@ class Leader:
         self.wait_s = 0.0  # not 0: it refuses, because it was asked too often
         self.status = 200
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def post(self, _path: str, body: bytes, headers: dict[str, str]) -> Answer:
         assert headers == {"Prefer": "return=minimal"}
         if self.wait_s:
@@ -213,3 +216,25 @@ def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(clock:
     assert [ids for ids, _ in said] == [1, 20]
     assert "answered 503" in said[0][1]
     assert reporter.dropped == 40
+
+
+@pytest.mark.parametrize("then", ["it answers", "nothing comes", "the end"])
+def test_what_a_short_outage_dropped_after_the_first_is_told_too(clock: Clock, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"])))
+    reporter, leader = begun(spare=2000)
+    leader.status = 503
+    for number in range(2, 8):
+        reporter.add(items(number, 1))
+        clock.s += 0.5
+        reporter.run_once()
+    assert [ids for ids, _ in said] == [1]
+    leader.status = 200
+    if then == "the end":
+        reporter.on_end()
+    else:
+        clock.s += 10
+        reporter.add(items(8, 1) if then == "it answers" else [])
+        reporter.run_once()
+    assert [ids for ids, _ in said] == [1, 5]
+    assert "answered 503" in said[1][1]

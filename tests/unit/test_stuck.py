@@ -141,6 +141,7 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
     trouble = {"text": "Redis refuses writes", "is_certain": True}
     assert told(write_trouble=trouble, leader_url=None)[0] == ("bad", "Redis refuses writes")
     assert told(write_trouble=trouble | {"is_certain": False}) == [("warn", "Redis refuses writes")]
+    assert told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0] == ("bad", "Redis refuses writes"), "that nobody leads proves it"
 
 
 def test_a_letter_that_waits_is_a_click_away() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from common.run_log import encode
+from common.run_log import CRASHED, encode
 from master.commands.follow import Told, parse
 from master.policy.ticket_events import DEAD, ENTRIES, RUNS, Event, Seen, changes, events_of, frame, idle, parse_position, position_text
 from master.status import shown
@@ -59,6 +59,13 @@ def test_a_record_of_the_run_log_is_told_as_completions() -> None:
     assert events[0].data.items() >= {"ticket_id": "T1", "message_id": "5-1", "consumer": "c1:3", "fence": 7, "attempt": 2, "time_ms": 0}.items()
     assert list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (b"T2",))) == []
     assert list(events_of(RUNS, b"9-9", [b"other", b"x"], b"ticket_id", (_T,))) == []
+
+
+def test_an_execution_that_ended_with_its_process_is_told_with_the_time_when_that_was_noted() -> None:
+    done = Done()
+    done.end_us = 0  # nobody knows
+    [event] = events_of(RUNS, b"1700000000000-9", [b"batch", encode("c1:3", [done], [CRASHED])], b"ticket_id", (_T,))
+    assert (event.name, event.data["outcome"], event.data["time_ms"]) == ("attempt", CRASHED, 1_700_000_000_000)
 
 
 @pytest.mark.parametrize("ticket", ["plain", 'a"b\\c', "ä\n\x01", "日本"])
