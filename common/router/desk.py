@@ -80,20 +80,23 @@ class Desk:
         return ("XREAD", "COUNT", self._count_of(reads), *block, "STREAMS", *(read.stream.key for read in reads), *(read.after for read in reads))
 
     def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[Check]:
-        """Hand out what an XREAD brought. Returns what must be checked, because nothing was found where something was to be expected
-        (``announced``: the reads were for announced changes, but for those that are marked as swept)."""
+        """Hand out what an XREAD brought. Returns what must be checked: where nothing was found though something was to be expected
+        (``announced``: the reads were for announced changes, but for those that are marked as swept), and who is above all that was found."""
         calls: list[tuple[Subscription, Sequence[Entry]]] = []
         checks: list[Check] = []
         with self.lock:
             for read in reads:
                 entries = found.get(read.stream.key)
+                more, check = len(entries or ()) >= self._count_of(reads), None
                 if entries:
                     self._share(read, [Entry(*entry) for entry in entries], calls)
+                    check = self.book.to_check(read, entries[-1][0], more)
                 elif read.check or (announced and not read.swept):
                     self.counters["empty_reads"] += 1
-                    if (check := self.book.to_check(read)) is not None:
-                        checks.append(check)
-                self.book.finish(read, more=len(entries or ()) >= self._count_of(reads))
+                    check = self.book.to_check(read)
+                if check is not None:
+                    checks.append(check)
+                self.book.finish(read, more)
         self._call(calls)
         return checks
 

@@ -10,12 +10,16 @@ import pytest
 
 from common.errors import RedisTrouble, UsherError
 from common.redis_client import Link
+from common.router.options import RouterOptions
 from common.router.subscription import SubscriptionEnded
 from common.stream_router import NOW, End, Mode, SlowPolicy, StreamRouter
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_comes, running, taken, until
+from tests.proxy import Proxy
 
 _NOWHERE = "redis://127.0.0.1:1/0"
+#: With so many streams, the slow passes come to none of them while a test runs.
+_SELDOM, _MANY = RouterOptions(sweep_seconds=1e6, check_seconds=1e6), [f"other:{number}" for number in range(200)]
 
 
 #: Announcements are what differs between servers; plain reads are the same everywhere.
@@ -197,6 +201,43 @@ def test_an_id_from_the_future_of_a_stream_that_is_not_there_yet(router: StreamR
     subscription = router.subscribe("s", "50-0")
     add(link, "s", "3-1")
     assert taken(subscription, 1) == [b"3-1"]
+
+
+def test_an_id_from_the_future_is_found_out_though_another_subscription_finds_entries(url: str, mode: Mode, link: Link) -> None:
+    """Else it is not before ``check_seconds``, in which the ids may pass the position, and nobody would know of what was below it."""
+    router = StreamRouter(url, mode=mode, options=_SELDOM)
+    add(link, "s", "1-1", "2-1")
+    stale, other = router.subscribe("s", "50-0"), router.subscribe("s")
+    router.subscribe_all(_MANY)
+    router.start()
+    try:
+        assert taken(other, 2) == [b"1-1", b"2-1"]
+        add(link, "s", "3-1")
+        assert taken(other, 1) == [b"3-1"]
+        assert taken(stale, 3) == [b"1-1", b"2-1", b"3-1"]
+        assert (stale.resets, other.resets) == (1, 0)
+    finally:
+        router.stop()
+
+
+def test_a_lost_end_of_a_stream_is_found_out_though_a_slow_subscription_finds_entries(url: str, mode: Mode, link: Link) -> None:
+    """A failover that has lost data, during which the slow one gets room again."""
+    with Proxy(url) as proxy, running(proxy.url, mode, **vars(_SELDOM)) as router:
+        add(link, "s", "1-1", "2-1", "9-1")
+        quick = router.subscribe("s")
+        slow = router.subscribe("s", capacity=2)
+        router.subscribe_all(_MANY)
+        assert taken(quick, 3) == [b"1-1", b"2-1", b"9-1"]
+        until(lambda: slow.held)
+        proxy.lead_to(_NOWHERE)
+        proxy.break_all()
+        link.call("DEL", "s")
+        add(link, "s", "1-1", "2-1", "3-2")
+        assert taken(slow, 2) == [b"1-1", b"2-1"]
+        proxy.lead_to(url)
+        assert taken(slow, 1) == [b"3-2"]
+        assert taken(quick, 3) == [b"1-1", b"2-1", b"3-2"]
+        assert (quick.resets, slow.resets) == (1, 0)
 
 
 def test_a_key_that_may_not_be_read_ends_its_subscription(url: str, link: Link, mode: Mode) -> None:
