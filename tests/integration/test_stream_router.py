@@ -148,6 +148,35 @@ def test_a_callback_that_fails_ends_its_own_subscription_only(router: StreamRout
     assert "ValueError" in failing.detail
 
 
+def test_a_callback_gets_entries_in_order_however_many_readers_there_are(redis_url: str) -> None:
+    """One that is slow holds up its reader, with what came in the same read behind it; another reader must not get ahead of that."""
+    begun, go_on, calls, link = threading.Event(), threading.Event(), Tally(), Link(redis_url, "test")
+
+    def slow(_subscription: object, _entries: object) -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+
+    add_many(link, [("XADD", "slow", "1-1", "f", "v"), ("XADD", "s", "1-1", "f", "v")])
+    router = StreamRouter(redis_url, mode=Mode.PORTABLE, options=RouterOptions(min_workers=2))
+    router.subscribe("slow", on_entries=slow)
+    router.subscribe("s", on_entries=calls)
+    router.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        add(link, "s", "2-1")
+        other = router.subscribe("other")
+        add(link, "other", "1-1")
+        assert taken(other, 1) == [b"1-1"], "the other reader is at work"
+        nothing_comes(other)
+        assert calls.count == 0
+        go_on.set()
+        until(lambda: calls.count == 2)
+    finally:
+        router.stop()
+        link.close()
+    assert calls.ids == {b"s": [b"1-1", b"2-1"]}
+
+
 def test_a_key_that_is_not_a_stream_ends_its_subscription_and_no_other(router: StreamRouter, link: Link) -> None:
     link.call("SET", "text", "x")
     others = router.subscribe_all([f"s{number}" for number in range(20)])
