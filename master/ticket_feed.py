@@ -302,9 +302,9 @@ class TicketFeed(Service):
             # Of what is idle and was so there is nothing to tell, and most are.
             looked = zip(some, values, strict=True)
             busy = [(ticket, value) for ticket, value in looked if value is not None or self._values.get(ticket, b"") is not None]
-            self._values.update(busy)
             rows = [idle(ticket) if value is None else {"message_ids": [], **shown(ticket, value)} for ticket, value in busy]
             attempts = self._attempts([one for row in rows for one in row["message_ids"]])
+            self._values.update(busy)  # not before: what was not told for want of an answer has to be told by the next look
             for (ticket, _), row in zip(busy, rows, strict=True):
                 self._tell_state(ticket, Seen(row, {one: attempts[one] for one in row["message_ids"] if one in attempts}))
 

@@ -65,6 +65,14 @@ def _any_bytes(connection: Any, _record: object) -> None:
     connection.text_factory = lambda value: value.decode("utf-8", "surrogateescape")
 
 
+def check_transactional(connection: sa.Connection) -> None:
+    """Raises OutboxMisused when each statement would be a transaction of its own. After the first write of a transaction."""
+    driver = connection.connection.dbapi_connection
+    is_sqlite = connection.dialect.name == "sqlite"
+    if not getattr(driver, "in_transaction", True) if is_sqlite else getattr(driver, "autocommit", False):
+        raise OutboxMisused("this engine is in AUTOCOMMIT mode: effects, state, checkpoint would be several transactions; leave out isolation_level")
+
+
 @contextlib.contextmanager
 def sql_trouble(doing: str) -> Iterator[None]:
     """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not happen, or nobody knows,

@@ -46,7 +46,7 @@ from common.backoff import backoff_s
 from common.errors import RedisTrouble, SqlTrouble
 from common.log import event
 from common.message import UID_FIELD, as_mapping, first_value
-from common.outbox.database import check_dialect, check_schema, open_engine, sa, sql_trouble
+from common.outbox.database import check_dialect, check_schema, check_transactional, open_engine, sa, sql_trouble
 from common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
 from common.outbox.rows import LONGEST_UID
 from common.outbox.sql_files import queries
@@ -188,6 +188,8 @@ class LogConsumer:
         place = self._log.place(last_id)
         handled = [_record(entry).uid for entry in itertools.islice(self._log.back_from(place, self._batch), _RECALLED)]
         with sql_trouble("resetting"), self._engine.begin() as sql:
+            sql.execute(self._sql["hold"], self._me)
+            check_transactional(sql)
             sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
             at = self._read(sql)
             meanwhile = self._advance(sql, at, place, 0) if at else None
@@ -278,6 +280,7 @@ class LogConsumer:
     def _noted_as_it_is(self) -> _Checkpoint | None:
         with sql_trouble("reading the checkpoint"), self._engine.begin() as sql:
             sql.execute(self._sql["hold"], self._me)
+            check_transactional(sql)
             at = self._read(sql)
             if at is not None:
                 self._note(at, replace=True)

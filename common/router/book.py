@@ -214,10 +214,16 @@ class Book:
         stream.marks &= ~(_READING | _AGAIN)
         self._want(stream, _CHECK if read.check else 0)
 
-    def to_check(self, read: Read) -> Check | None:
-        """Nothing was found: what must be looked at to know that there was nothing to find. A place at the beginning can miss nothing."""
-        places = tuple((place, place.last) for place in read.stream.places if place.last is not None and place.last != ZERO)
-        return Check(read.stream, places) if places else None
+    def to_check(self, read: Read, found: bytes = ZERO, more: bool = False) -> Check | None:
+        """What must be looked at to know that there was nothing to find for places above ``found``, the last entry that was (ZERO: none). A place
+        at the beginning can miss nothing. ``more``: the next read shows it."""
+        if found != ZERO and len(read.stream.places) < 2:
+            return None  # it was for the only one
+        end = rank(found)
+        places = tuple((place, place.last) for place in read.stream.places if place.last is not None and rank(place.last) > end)
+        if more and places:
+            read.stream.marks |= _CHECK
+        return Check(read.stream, places) if places and not more else None
 
     def checked(self, check: Check, last_generated: bytes | None) -> list[Place]:
         """The places that were above the stream's last id (None: there is no stream): they are of an earlier stream of that name, or of a

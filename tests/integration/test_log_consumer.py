@@ -17,11 +17,12 @@ import sqlalchemy as sa
 
 from common.errors import NotNow, SqlTrouble
 from common.keys import Keys, LogKeys
+from common.outbox.database import OutboxMisused
 from common.outbox.log_consumer import LogConsumer, LogLost, Record, RoutedLog
 from common.outbox.log_reader import Loss
 from common.redis_client import Link
 from common.scripts import ScriptRunner
-from common.stream_id import before
+from common.stream_id import ZERO, before
 from common.stream_router import Mode, StreamRouter
 from master.policy.trim import Nothing, decide, readers
 from master.trimming import Trimming
@@ -60,6 +61,19 @@ def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: 
     assert outbox.scalar("SELECT count(*) FROM consumer_uids") == 2
     read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b", "c"]
+
+
+def test_an_engine_in_autocommit_mode_is_refused_before_anything_is_handled(outbox: Outbox, redis_url: str, link: Link) -> None:
+    """Else the checkpoint would be stored first: a function that raises then would cost its batch, without a word."""
+    send(link, "a", "b")
+    careless = sa.create_engine(outbox.engine.url, isolation_level="AUTOCOMMIT")
+    with LogConsumer("one", STREAM, careless, redis_url=redis_url) as consumer:
+        with pytest.raises(OutboxMisused, match="AUTOCOMMIT"):
+            consumer.step(add)
+        with pytest.raises(OutboxMisused, match="AUTOCOMMIT"):
+            consumer.reset(ZERO, {})
+        assert consumer.state() == (ZERO, {})
+    careless.dispose()
 
 
 def test_a_record_that_was_sent_twice_is_seen_once(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:

@@ -109,6 +109,19 @@ def test_no_more_is_kept_than_was_asked_for(any_redis_url: str, redis: Link) -> 
         RedisGuard(any_redis_url, keep_most=0)
 
 
+def test_the_effect_of_a_moment_ago_is_known_though_redis_clock_went_back(any_redis_url: str, redis: Link) -> None:
+    """A failover to a server whose clock is behind; and "c" and "b" of one millisecond, which sort as text."""
+    few = RedisGuard(any_redis_url, keep_most=3)
+    ahead = time.time_ns() // 1_000_000 + 60_000
+    redis.call("ZADD", "usher:guard:default:T:uids", ahead, "done:x", ahead + 1, "done:y", ahead + 1, "done:z")
+    for number, uid in enumerate(("c", "b", "a"), 1):
+        for outcome in (Outcome.APPLIED, Outcome.DUPLICATE):
+            assert few.apply(Mark("T", uid, 1), ("INCR", "n:{T}")).outcome is outcome
+        assert redis.call("GET", "n:{T}") == b"%d" % number
+    assert redis.call("ZRANGE", "usher:guard:default:T:uids", 0, -1) == [b"done:c", b"done:b", b"done:a"]
+    few.close()
+
+
 def test_threads_with_repeats_and_zombies_add_up(guard: RedisGuard, redis: Link, any_redis_url: str) -> None:
     stale = []
 

@@ -10,12 +10,16 @@ import pytest
 
 from common.errors import RedisTrouble, UsherError
 from common.redis_client import Link
+from common.router.options import RouterOptions
 from common.router.subscription import SubscriptionEnded
 from common.stream_router import NOW, End, Mode, SlowPolicy, StreamRouter
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_comes, running, taken, until
+from tests.proxy import Proxy
 
 _NOWHERE = "redis://127.0.0.1:1/0"
+#: With so many streams, the slow passes come to none of them while a test runs.
+_SELDOM, _MANY = RouterOptions(sweep_seconds=1e6, check_seconds=1e6), [f"other:{number}" for number in range(200)]
 
 
 #: Announcements are what differs between servers; plain reads are the same everywhere.
@@ -144,6 +148,35 @@ def test_a_callback_that_fails_ends_its_own_subscription_only(router: StreamRout
     assert "ValueError" in failing.detail
 
 
+def test_a_callback_gets_entries_in_order_however_many_readers_there_are(redis_url: str) -> None:
+    """One that is slow holds up its reader, with what came in the same read behind it; another reader must not get ahead of that."""
+    begun, go_on, calls, link = threading.Event(), threading.Event(), Tally(), Link(redis_url, "test")
+
+    def slow(_subscription: object, _entries: object) -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+
+    add_many(link, [("XADD", "slow", "1-1", "f", "v"), ("XADD", "s", "1-1", "f", "v")])
+    router = StreamRouter(redis_url, mode=Mode.PORTABLE, options=RouterOptions(min_workers=2))
+    router.subscribe("slow", on_entries=slow)
+    router.subscribe("s", on_entries=calls)
+    router.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        add(link, "s", "2-1")
+        other = router.subscribe("other")
+        add(link, "other", "1-1")
+        assert taken(other, 1) == [b"1-1"], "the other reader is at work"
+        nothing_comes(other)
+        assert calls.count == 0
+        go_on.set()
+        until(lambda: calls.count == 2)
+    finally:
+        router.stop()
+        link.close()
+    assert calls.ids == {b"s": [b"1-1", b"2-1"]}
+
+
 def test_a_key_that_is_not_a_stream_ends_its_subscription_and_no_other(router: StreamRouter, link: Link) -> None:
     link.call("SET", "text", "x")
     others = router.subscribe_all([f"s{number}" for number in range(20)])
@@ -197,6 +230,43 @@ def test_an_id_from_the_future_of_a_stream_that_is_not_there_yet(router: StreamR
     subscription = router.subscribe("s", "50-0")
     add(link, "s", "3-1")
     assert taken(subscription, 1) == [b"3-1"]
+
+
+def test_an_id_from_the_future_is_found_out_though_another_subscription_finds_entries(url: str, mode: Mode, link: Link) -> None:
+    """Else it is not before ``check_seconds``, in which the ids may pass the position, and nobody would know of what was below it."""
+    router = StreamRouter(url, mode=mode, options=_SELDOM)
+    add(link, "s", "1-1", "2-1")
+    stale, other = router.subscribe("s", "50-0"), router.subscribe("s")
+    router.subscribe_all(_MANY)
+    router.start()
+    try:
+        assert taken(other, 2) == [b"1-1", b"2-1"]
+        add(link, "s", "3-1")
+        assert taken(other, 1) == [b"3-1"]
+        assert taken(stale, 3) == [b"1-1", b"2-1", b"3-1"]
+        assert (stale.resets, other.resets) == (1, 0)
+    finally:
+        router.stop()
+
+
+def test_a_lost_end_of_a_stream_is_found_out_though_a_slow_subscription_finds_entries(url: str, mode: Mode, link: Link) -> None:
+    """A failover that has lost data, during which the slow one gets room again."""
+    with Proxy(url) as proxy, running(proxy.url, mode, **vars(_SELDOM)) as router:
+        add(link, "s", "1-1", "2-1", "9-1")
+        quick = router.subscribe("s")
+        slow = router.subscribe("s", capacity=2)
+        router.subscribe_all(_MANY)
+        assert taken(quick, 3) == [b"1-1", b"2-1", b"9-1"]
+        until(lambda: slow.held)
+        proxy.lead_to(_NOWHERE)
+        proxy.break_all()
+        link.call("DEL", "s")
+        add(link, "s", "1-1", "2-1", "3-2")
+        assert taken(slow, 2) == [b"1-1", b"2-1"]
+        proxy.lead_to(url)
+        assert taken(slow, 1) == [b"3-2"]
+        assert taken(quick, 3) == [b"1-1", b"2-1", b"3-2"]
+        assert (quick.resets, slow.resets) == (1, 0)
 
 
 def test_a_key_that_may_not_be_read_ends_its_subscription(url: str, link: Link, mode: Mode) -> None:

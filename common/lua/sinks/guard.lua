@@ -31,8 +31,10 @@ while at <= #ARGV do
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
 redis.call('SET', KEYS[1], fence, 'PX', ARGV[3])
-redis.call('ZADD', KEYS[2], now, mark .. uid)
+-- Above all others, also when the clock went back (a failover) or stands still: else this very uid could be the first that is one too many.
+redis.call('ZADD', KEYS[2], string.format('%.0f', math.max(now, newest and tonumber(newest) + 1 or 0)), mark .. uid)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('(%.0f', now - tonumber(ARGV[3])))
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[4]))
 redis.call('PEXPIRE', KEYS[2], ARGV[3])

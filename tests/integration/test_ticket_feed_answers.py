@@ -1,0 +1,58 @@
+"""The feed of those who follow tickets, turn by turn, on a real server whose answers get lost."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from common.errors import ReplyUnknown
+from common.keys import Keys
+from common.live_sockets import LiveSockets
+from common.redis_client import Link
+from common.stream_router import StreamRouter
+from master.ticket_feed import TicketFeed
+from tests.integration.routers import until
+from tests.proxy import Proxy
+
+KEYS = Keys("tickets", "usher")
+
+
+def test_the_state_of_an_idle_ticket_is_told_though_a_reply_about_another_one_got_lost(redis_url: str) -> None:
+    """The records were read and the attempts were not: what was read has to be told by the next look all the same."""
+    lost = []
+
+    def lose_once(chunk: bytes) -> bytes | None:
+        if b"3 3 0 0" in chunk and not lost:
+            lost.append(chunk)
+            return None
+        return chunk
+
+    direct, sockets = Link(redis_url, "test"), LiveSockets(10)
+    direct.call("HSET", KEYS.tickets, "busy", "worker:1 5 1-1")
+    direct.call("HSET", KEYS.attempts, "1-1", "3 3 0 0")
+    sockets.start()
+    with contextlib.ExitStack() as stack, Proxy(redis_url, lose_once) as proxy:
+        feed = TicketFeed(Link(proxy.url, "test:feed"), KEYS, "ticket_id", sockets, lambda: StreamRouter(redis_url))
+        stack.callback(sockets.stop)
+        stack.callback(feed.on_end)
+        ends = [socket.socketpair() for _ in range(2)]
+        for ticket, (ours, theirs) in zip((b"busy", b"idle"), ends, strict=True):
+            stack.callback(theirs.close)
+            theirs.setblocking(False)
+            feed.follow(ours, ticket, None)
+        with pytest.raises(ReplyUnknown):
+            feed.run_once()
+        assert lost
+        told = [b"", b""]
+
+        def all_are_greeted() -> bool:
+            feed.run_once()
+            for number, (_, theirs) in enumerate(ends):
+                with contextlib.suppress(BlockingIOError):
+                    told[number] += theirs.recv(65_536)
+            return all(b"event: state" in one for one in told)
+
+        until(all_are_greeted)
+    direct.close()
