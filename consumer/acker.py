@@ -118,7 +118,7 @@ class Acker(Service):
         """A message is given up; its lane is held. If its ticket does not simply go on, what is queued of it is not ours from now on: the
         script that comes takes it back, and may hand it to us again before we have seen its answer."""
         # Nothing waits behind a message without a ticket id, so there is nothing to halt.
-        policy = SKIP if message.body_is_gone or not message.ticket_id else self.policy
+        policy = SKIP if bury.reason == "body_gone" or not message.ticket_id else self.policy
         if policy != SKIP:
             self._keeper.end(message.ticket, message.fence, message.stream_id)
         self._given_up.append(GivenUp(lane, message, bury, policy))
@@ -169,16 +169,17 @@ class Acker(Service):
         self._full.clear()  # what was set before now is written now
 
     def _flush(self) -> None:
-        """Write all that is there now: first failures, then what finished, then the dead letters, which are behind it in their lanes."""
+        """Write all that is there now: first failures, then what finished, then the dead letters, which are behind it in their lanes. What comes
+        meanwhile waits for the next turn: of handlers that ask to be called again at once there is always one more failure."""
         while self._given_up:
             self._burying.append(self._given_up[0])
             self._given_up.popleft()
-        while self._noting or self._failed:
+        finished = len(self._ledger)  # before failures are counted: those of what has finished are among them
+        for _ in range(-(-(len(self._noting) + len(self._failed)) // BATCH)):
             self._note_failures()
-        for _ in range(self._ledger.batches):
-            batch = self._ledger.next_batch()
-            if batch is not None:
-                self._acknowledge(batch)
+        while finished > 0 and (batch := self._ledger.next_batch(finished)) is not None:
+            self._acknowledge(batch)
+            finished -= len(batch.finished)
         refused: CommandRefused | None = None
         for _ in range(len(self._burying)):
             try:
@@ -209,6 +210,7 @@ class Acker(Service):
     def _acknowledge(self, batch: AckBatch) -> None:
         record = encode(self._incarnation, batch.finished) if self._run_log_length else b""
         answer = self._steps.ack(batch.by_ticket, record, self._run_log_length)
+        fences = {item.ticket: item.fence for item in batch.finished}
         self._ledger.settle()
         self.counts.done(batch.finished)
         done = [entry_id for ids in answer.done.values() for entry_id in ids]
@@ -217,12 +219,11 @@ class Acker(Service):
         if answer.stale:
             self.stale += len(answer.stale)
             event(log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0])
-            self._keeper.forget(answer.stale)
+            self._keeper.forget({ticket: fences[ticket] for ticket in answer.stale})
             self._keeper.done([entry_id for ticket in answer.stale for entry_id in batch.by_ticket[ticket]])
         held = [item.lane for item in batch.finished if item.lane is not None]
         if held:
             self._keeper.let_go(held)
-        fences = {item.ticket: item.fence for item in batch.finished}
         self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
 
     def _bury(self, item: GivenUp) -> None:
@@ -247,7 +248,7 @@ class Acker(Service):
             self._keeper.ended(message.ticket, message.fence)
         self.stale += answer is Buried.STALE
         if answer is Buried.STALE and item.policy == SKIP:
-            self._keeper.forget([message.ticket])
+            self._keeper.forget({message.ticket: message.fence})
         self._keeper.let_go([item.lane])
         if answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
             self.dead_letters += 1

@@ -11,7 +11,6 @@ import dataclasses
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -38,18 +37,18 @@ class Gatherer:
         self._lanes: list[MessageLane] = []
         self._size = 0
         self._since_s = 0.0
-        self._alone: deque[MessageLane] = deque()
+        self._alone: MessageLane | None = None  # one at a time: whatever else is ready stays where a drain finds it
 
     def take(self, now_s: float) -> list[MessageLane] | None:
         """The lanes of the next call, if it can begin now: it is full, has waited, or is about a single message that goes alone."""
-        while self._size < self._batch.most and (lane := self._keeper.take_now()) is not None:
+        while self._alone is None and self._size < self._batch.most and (lane := self._keeper.take_now()) is not None:
             self._put(lane, now_s)
-        if self._alone:
-            return [self._alone.popleft()]
-        if not self._lanes or not (self._size >= self._batch.most or now_s >= self._since_s + self._batch.wait_s or self._keeper.paused):
-            return None
-        lanes, self._lanes, self._size = self._lanes, [], 0
-        return lanes
+        # First what has waited: of those that go alone there may be more at any time.
+        if self._lanes and (self._size >= self._batch.most or now_s >= self._since_s + self._batch.wait_s or self._keeper.paused):
+            lanes, self._lanes, self._size = self._lanes, [], 0
+            return lanes
+        lane, self._alone = self._alone, None
+        return [lane] if lane is not None else None
 
     def due_s(self) -> float | None:
         """When ``take`` may have something though nothing rings."""
@@ -68,7 +67,7 @@ class Gatherer:
             self._keeper.release(lane, 0, 0.0)
             return
         if goes_alone(head):
-            self._alone.append(lane)
+            self._alone = lane
             return
         if not self._lanes:
             self._since_s = now_s

@@ -21,6 +21,7 @@ from consumer.acker import Acker
 from consumer.batch_reader import BatchReader
 from consumer.lane_keeper import LaneKeeper
 from consumer.owner_steps import OwnerSteps
+from consumer.starts import StartBook
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,14 @@ class Drain:
     """One drain; used once, by one thread, with a connection of its own behind ``steps``."""
 
     def __init__(
-        self, steps: OwnerSteps, keeper: LaneKeeper, reader: BatchReader, acker: Acker, lease_ms: int, deregister: Callable[[], bool] | None = None
+        self,
+        steps: OwnerSteps,
+        keeper: LaneKeeper,
+        reader: BatchReader,
+        acker: Acker,
+        starts: StartBook,
+        lease_ms: int,
+        deregister: Callable[[], bool] | None = None,
     ) -> None:
         self._steps = steps
         self._deregister = deregister or steps.deregister
@@ -51,6 +59,7 @@ class Drain:
         self._keeper = keeper
         self._reader = reader
         self._acker = acker
+        self._starts = starts
         self._lease_ms = lease_ms
 
     def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> Drained:
@@ -97,13 +106,12 @@ class Drain:
 
     def _give_back(self) -> int:
         """Give back what neither runs nor has anything waiting to be acknowledged. Returns the number of tickets."""
-        if not self._acker.is_flushed:
-            return 0
         quiet = self._keeper.quiet()
-        if not quiet:
+        # In this order: a ticket that became quiet by a failure is given back when Redis knows that, or its next owner would count one less.
+        if not quiet or not self._acker.is_flushed:
             return 0
-        # A lane may have ended a message between our two looks: Redis has its id in processing, so the ticket is not whole and stays for
-        # the next look, after the acknowledgement.
+        self._starts.take_back(self._steps, [entry_id for ids in quiet.values() for entry_id in ids])
+        # Were it not for that order: of what ended Redis has the id in processing, so a ticket that is not whole stays for the next look.
         kept = set(self._steps.give_back(quiet))
         given = [ticket for ticket in quiet if ticket not in kept]
         self._keeper.drop_quiet(given)

@@ -22,7 +22,7 @@ from common.run_log import FAILED, GAVE_UP, RETRY_LATER
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.policy.acks import Failure, Finished, Success
-from consumer.policy.outcome import Bury, RetryPolicy, decide, told
+from consumer.policy.outcome import Bury, RetryPolicy, decide, readable, told
 from consumer.policy.quarantine import Isolation, isolation
 from consumer.tracing import traced
 
@@ -97,7 +97,7 @@ class Executor:
         queue = lane.queue
         if not queue or now_s() >= self._lease.start_until_s:
             return None
-        lane.forgotten = False  # what is queued now came after that
+        lane.forgotten = 0  # what is queued now came after that
         try:
             return queue.popleft()
         except IndexError:  # the ticket was forgotten at this moment: somebody else has it
@@ -147,9 +147,8 @@ class Executor:
             event(log, "attempt_not_charged", level=logging.WARNING, **message.facts(), why=str(trouble))
             self.keeper.retry(lane, message, now_s() + _AGAIN_S)
             return False
-        if not is_ours:
-            self.keeper.done([message.stream_id])
-            self.keeper.release(lane, 0, 0.0)
+        if not is_ours:  # or its body was deleted, and Redis >= 7 dropped it when it was claimed: then the index has it still
+            self.bury(lane, message, Bury("body_gone", ""))
             return False
         event(log, "suspect_runs_alone", **message.facts(), starts=ahead.starts, crashes=known.crashes, losses=known.losses)
         return True
@@ -174,6 +173,7 @@ class Executor:
         self._note_end(message)
         self.running.pop(id(message), None)
         self.failed += 1
+        problem = readable(problem)
         message.failures += not isinstance(problem, RetryLater)
         message.survived()
         decision = decide(problem, message.failures, self._policy, self._rng)

@@ -9,7 +9,7 @@ are not short, every ready lane wakes a thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from common.clock import now_s
 from consumer.context import Message
@@ -89,18 +89,19 @@ class LaneKeeper:
             self._wake(len(self._board.ready))
         self.on_ready()
 
-    def forget(self, tickets: Iterable[bytes]) -> None:
-        """Others have these tickets."""
+    def forget(self, fences: Mapping[bytes, int]) -> None:
+        """Others got these tickets after we had them under that fence. They may have come back since Redis said so: what is of a later
+        fence stays."""
         with self.lock:
-            for ticket in tickets:
-                self._board.forget(ticket)
+            for ticket, fence in fences.items():
+                self._board.forget(ticket, fence)
 
     def end(self, ticket: bytes, fence: int, given_up: bytes) -> None:
         """Nothing of the ticket that came under ``fence`` is ours any more, but for its lane, which is held: neither what is queued, nor what
         the inbox still names."""
         with self.lock:
             self._board.done([given_up])
-            self._board.forget(ticket)
+            self._board.forget(ticket, fence)
             self._ended_fences[ticket] = (fence, False)
 
     def ended(self, ticket: bytes, fence: int) -> None:

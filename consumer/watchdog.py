@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from common.attempts import Attempts
 from common.errors import OwnershipLost, RedisTrouble
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import CommandRefused, Link
 from common.run_log import CRASHED, encode
 from common.service import Service
 from consumer.context import Message
@@ -74,7 +74,7 @@ class Watchdog(Service):
             self._steps.charge(charged, record, self._run_log_length)
             for message in hung:
                 self._journal.forget(message)
-        except (OwnershipLost, RedisTrouble) as trouble:
+        except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # whatever Redis says, the process leaves
             event(log, "attempt_not_charged", level=logging.WARNING, why=str(trouble))
         until_s = time.monotonic() + _FLUSH_S
         while not self._is_flushed() and time.monotonic() < until_s:

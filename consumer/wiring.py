@@ -120,7 +120,7 @@ class Incarnation:
         self.watch: list[Service] = [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         self._drain_link = link("drain")
         self._drain_steps = steps(self._drain_link)
-        self._drain = Drain(self._drain_steps, self.keeper, self.reader, self.acker, int(taken.lease_s * 1000), self._deregister)
+        self._drain = Drain(self._drain_steps, self.keeper, self.reader, self.acker, self._starts, int(taken.lease_s * 1000), self._deregister)
         self._goodbye = _masters(settings, taken.leader_url)
 
     def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:

@@ -25,7 +25,7 @@ if policy ~= 'skip' and owner and fence == ARGV[10] then -- the call is repeated
 end
 if owner ~= me or (policy ~= 'skip' and fence ~= ARGV[10]) then return 'STALE' end
 local left = without(ids, {[id] = true})
-local is_there = left ~= ids
+local is_there = left ~= ids and not (ARGV[5] == 'body_gone' and body_of(stream, id)) -- somebody acknowledged or claimed that one by hand
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])

@@ -89,15 +89,11 @@ class AckLedger:
         under_way = self._under_way  # another thread may settle it now
         return len(self._finished) + (len(under_way.finished) if under_way else 0)
 
-    @property
-    def batches(self) -> int:
-        """How many batches it takes to write all that is here now."""
-        return (self._under_way is not None) - (-len(self._finished) // self._most)
-
-    def next_batch(self) -> AckBatch | None:
-        """The batch that is under way, or a new one; None when there is nothing."""
+    def next_batch(self, most: int | None = None) -> AckBatch | None:
+        """The batch that is under way, or a new one, of up to ``most``; None when there is nothing."""
         if self._under_way is None and self._finished:
-            taken = [self._finished.popleft() for _ in range(min(self._most, len(self._finished)))]
+            limit = self._most if most is None else min(self._most, most)
+            taken = [self._finished.popleft() for _ in range(min(limit, len(self._finished)))]
             by_ticket: dict[bytes, list[bytes]] = {}
             for item in taken:
                 ids = by_ticket.get(item.ticket)

@@ -61,9 +61,13 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
     What is returned otherwise, or names a message that was not in the call, is an error of the handler: as if it had raised it.
     """
     if isinstance(raised, PartialFailure):
-        returned, raised = raised.failed, None
+        returned = getattr(raised, "failed", None)
+        raised = None if isinstance(returned, Mapping) else TypeError(f"{type(raised).__name__} is a PartialFailure without a mapping of failures")
     if raised is None:
-        failed = _named(parts, returned)
+        try:
+            failed = _named(parts, returned)
+        except Exception as problem:  # names or errors of a handler's own kind may fail to say what they are
+            failed = TypeError(f"what a batch handler says of failures cannot be read: {_told(problem)}")
         if not isinstance(failed, TypeError):
             return [_first_failed(part, failed) for part in parts]
         raised = failed

@@ -17,7 +17,9 @@ The ids a board holds are those that were handed over and are not yet acknowledg
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -40,6 +42,8 @@ class HasId(Protocol):
 
     @property
     def stream_id(self) -> bytes: ...
+    @property
+    def fence(self) -> int: ...
 
 
 M = TypeVar("M", bound=HasId)
@@ -55,7 +59,7 @@ class Lane(Generic[M]):
         self.queue: deque[M] = deque()
         self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
         self.last = b""  # the highest id ever queued
-        self.forgotten = False  # while it runs: what runs is not its ticket's owner any more
+        self.forgotten: float = 0  # while it runs: what runs under this fence, or a lower one, is not its ticket's owner any more
         self.busy = False  # ready, running, waiting, held or apart: it is in one place only
         self.isolation = _TOGETHER  # what it has now
 
@@ -122,7 +126,7 @@ class LaneBoard(Generic[M]):
             return None
         self.running += 1
         lane = self.ready.popleft()
-        lane.forgotten = False  # only what runs while its ticket is forgotten is another's
+        lane.forgotten = 0  # only what runs while its ticket is forgotten is another's
         return lane
 
     def release(self, lane: Lane[M]) -> None:
@@ -131,7 +135,7 @@ class LaneBoard(Generic[M]):
         if lane.queue or lane.early or lane.isolation:
             self._settle(lane)
         else:  # the usual case, at its least
-            lane.forgotten = lane.busy = False
+            lane.forgotten, lane.busy = 0, False
             if self.lanes.get(lane.ticket) is lane:
                 del self.lanes[lane.ticket]
 
@@ -157,10 +161,8 @@ class LaneBoard(Generic[M]):
     def put_back(self, lane: Lane[M], messages: Sequence[M]) -> None:
         """Its runner took these and did not end them: they come first in it again, in their order. If the ticket was forgotten while they
         ran, they are dropped."""
-        if lane.forgotten:
-            self.done([message.stream_id for message in messages])
-        else:
-            lane.queue.extendleft(reversed(messages))
+        self.done([message.stream_id for message in messages if message.fence <= lane.forgotten])
+        lane.queue.extendleft(message for message in reversed(messages) if message.fence > lane.forgotten)
 
     def hold_until(self, lane: Lane[M], due_s: float) -> None:
         """Its runner is done with it; it is ready again at ``due_s``."""
@@ -218,13 +220,19 @@ class LaneBoard(Generic[M]):
         """Redis has the acknowledgement (or the dead letter): the ids are forgotten."""
         self.held_ids.difference_update(ids)
 
-    def forget(self, ticket: bytes) -> None:
-        """Another owner has the ticket: nothing queued of it starts here. A lane that runs stays in its place until it ends, so that the
-        ticket, should it come back to us, cannot run twice at once."""
+    def forget(self, ticket: bytes, fence: float = math.inf) -> None:
+        """Another owner got the ticket after ``fence``: nothing of it that came under that, or before, starts here any more. What came under a
+        later one is ours: the ticket has come back. A lane that runs stays in its place until it ends, so that it cannot run twice at once."""
         lane = self.lanes.get(ticket)
-        if lane is not None:
-            lane.forgotten = True
-            self._empty(lane)
+        if lane is None:
+            return
+        lane.forgotten = max(lane.forgotten, fence)
+        for queue in (lane.queue, lane.early):
+            for message in (*queue,):
+                if message.fence <= fence:
+                    with contextlib.suppress(ValueError):  # its runner took it at this moment
+                        queue.remove(message)
+                        self.done([message.stream_id])
 
     def quiet(self) -> dict[bytes, list[bytes]]:
         """Per ticket that does not run: its queued ids in order. For a drain; retries that wait count as quiet."""
@@ -273,7 +281,7 @@ class LaneBoard(Generic[M]):
 
     def _put_back(self, lane: Lane[M], message: M) -> bool:
         """``message`` is first in the lane again. False: the ticket is another's, so it is dropped, and the lane is settled."""
-        if lane.forgotten:
+        if message.fence <= lane.forgotten:
             self.done([message.stream_id])
             self._settle(lane)
             return False
@@ -293,7 +301,7 @@ class LaneBoard(Generic[M]):
             self._let_in()
 
     def _settle(self, lane: Lane[M]) -> None:
-        lane.forgotten = False
+        lane.forgotten = 0
         if lane.isolation:
             self._rejoin(lane)
         if lane.queue or lane.early:

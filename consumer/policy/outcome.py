@@ -35,6 +35,8 @@ class Bury:
     traceback: str = field(default="", compare=False)
 
 
+#: Longest wait that can be asked for, of ten years: longer ones are no times.
+_LONGEST_WAIT_S = 10 * 365 * 86_400.0
 #: Longest text of an error that is kept.
 _LONGEST_ERROR = 4000
 
@@ -47,6 +49,16 @@ def told(raised: BaseException) -> str:
         text = f"(its text cannot be had: {type(problem).__name__})"
     # A text made of a message's fields may hold surrogates, which neither Redis nor a log can take.
     return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
+
+
+def readable(raised: BaseException) -> BaseException:
+    """``raised``, or what a RetryLater is that does not say when: a handler's own kind of it may never have called ours."""
+    if isinstance(raised, RetryLater):
+        try:
+            float(raised.after_s)
+        except Exception as problem:
+            return TypeError(f"{type(raised).__name__} is a RetryLater whose after_s is no number of seconds ({type(problem).__name__})")
+    return raised
 
 
 def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
@@ -65,7 +77,7 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
     if isinstance(raised, GiveUp):
         return Bury("gave_up", error)
     if isinstance(raised, RetryLater):
-        return TryAgain(max(0.0, raised.after_s))
+        return TryAgain(min(max(0.0, float(raised.after_s)), _LONGEST_WAIT_S))
     if failures >= policy.max_attempts:
         return Bury("attempts_exhausted", error)
     return TryAgain(backoff_s(failures, policy.base_s, policy.cap_s, rng))

@@ -257,7 +257,7 @@ class ConsumerActor:
         self.starts = starts = StartBook(self.journal, self.link, self.steps)
         self.executor = Executor(self.keeper, self.acker, starts, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0, self.lost.append)
         self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
-        self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, LEASE_MS)
+        self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, starts, LEASE_MS)
         self.runs: list[Run] = []
         self.drains = False
 

@@ -180,7 +180,9 @@ def test_alone_it_does_not_start_when_it_is_not_ours_any_more(stage: Stage, proc
     stage.link.call("XACK", stage.keys.stream, stage.keys.group, first)
     for _ in range(5):
         assert process.now.start() is None
+    process.now.flush()
     assert process.now.keeper.load() == (0, 0)
+    assert not stage.world.dead()
     stage.world.apart_because = "somebody acknowledged it behind our back"
 
 

@@ -343,7 +343,7 @@ class TestPool:
         runners.add(A=[1, 2, 3, 4])
         with runners:
             runners.until(lambda: len(runners.calls) == 1)
-            runners.keeper.forget([b"A"])
+            runners.keeper.forget({b"A": 1})
             barrier.set()
             runners.until_over()
         assert runners.calls == [["1-0", "2-0", "3-0"]]

@@ -313,7 +313,7 @@ class TestPause:
         assert keeper.load() == (2, 3)
         keeper.drop_quiet([b"A"])
         assert (keeper.load(), keeper.held_ids(), keeper.unknown([b"1-0", b"3-0"])) == ((1, 1), {b"3-0"}, [b"1-0"])
-        keeper.forget([b"B", b"never heard of"])
+        keeper.forget({b"B": 1, b"never heard of": 1})
         assert keeper.held_ids() == set()
 
 

@@ -17,6 +17,7 @@ class Entry:
     """A message, as far as lanes care."""
 
     stream_id: bytes
+    fence: int = 1
 
     @property
     def number(self) -> int:
@@ -206,6 +207,28 @@ class TestForget:
         board.retry(again, again.queue.popleft(), 10.0)
         assert board.wake_due(10.0) is None
         assert numbers(taken(board).queue) == [3], "that failure is its own"
+
+    @pytest.mark.parametrize("place", ["queued", "early", "running", "in a call"])
+    def test_what_came_under_a_later_fence_stays(self, place: str) -> None:
+        """The ticket came back before we heard that another one had had it."""
+        board = filled(T=entries(5))
+        lane = taken(board)
+        [old], new = list(lane.queue), Entry(b"1-0" if place == "early" else b"7-0", 2)
+        board.add(b"T", [new])
+        if place in ("running", "in a call"):
+            lane.queue.clear()
+        board.forget(b"T", 1)
+        if place == "running":
+            board.retry(lane, new, 0.0)
+        elif place == "in a call":
+            board.put_back(lane, [old, new])
+            board.release(lane)
+        else:
+            board.release(lane)
+        board.wake_due(0.0)
+        again = taken(board)
+        assert [*again.queue, *again.early] == [new]
+        assert board.held_ids == {new.stream_id} | ({old.stream_id} if place == "running" else set())
 
     def test_a_ticket_that_nobody_has_can_be_forgotten(self) -> None:
         filled(T=entries(1)).forget(b"U")

@@ -30,6 +30,8 @@ class Unspeakable(Exception):
         (RetryLater(7), 1, TryAgain(7.0)),
         (RetryLater(7), 99, TryAgain(7.0)),
         (RetryLater(-1), 1, TryAgain(0.0)),
+        (RetryLater(float("inf")), 1, TryAgain(315_360_000.0)),
+        (RetryLater(float("nan")), 1, TryAgain(0.0)),
         (ValueError("bad"), 1, TryAgain(0.5)),
         (ValueError("bad"), 2, TryAgain(1.0)),
         (ValueError("bad"), 3, Bury("attempts_exhausted", "ValueError: bad")),

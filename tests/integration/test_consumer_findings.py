@@ -1,0 +1,276 @@
+"""Counter-examples in the consumer's path, found by reading it against itself, small enough to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from common.attempts import Attempts
+from common.clock import now_s
+from common.errors import GiveUp, PartialFailure, ReplyUnknown, RetryLater
+from consumer.batch_pool import BatchCall, Gatherer
+from consumer.declared import Batch
+from consumer.watchdog import Watchdog
+from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
+from tests.integration.factories import LEASE_MS, plan
+from tests.integration.test_charge import attempts
+from tests.integration.test_quarantine import Process, hand_over
+
+T, U = b"T", b"U"
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
+
+
+def _started(consumer: ConsumerActor) -> Run:
+    run = consumer.start()
+    assert run is not None
+    return run
+
+
+@pytest.mark.parametrize("step", ["ack", "dead_letter"])
+def test_an_answer_that_was_true_before_the_ticket_came_back_drops_nothing_of_it(stage: Stage, step: str) -> None:
+    """The first call is done and its reply is lost; the second one says STALE, because another owner has the ticket by then. Before that
+    is read, the other one is done, and the reader has what was handed over to us after it."""
+    leader, a, b = stage.world.elect(), stage.consumer("a"), stage.consumer("b")
+
+    def give(owner: ConsumerActor) -> bytes:
+        [sent] = stage.world.parked(leader, T)
+        assert leader.hand_over(plan(owner.incarnation, {T: [sent]})).targets[0] == ("OK", [], [], [])
+        owner.read()
+        return sent
+
+    first = give(a)
+    run = _started(a)
+    run.succeed() if step == "ack" else run.fail(GiveUp())
+    a.link.troubles[step] = Trouble.REPLY_LOST
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    second = give(b)
+    later = list[bytes]()
+
+    def meanwhile(done: str) -> None:
+        if done == step and not later:
+            b.work()
+            later.append(give(a))
+
+    a.link.after = meanwhile
+    a.flush()
+    assert a.acker.stale == 1
+    a.work()
+    stage.check_done(T, [first, second, *later])
+
+
+def test_a_failure_is_noted_before_its_ticket_is_given_back(stage: Stage) -> None:
+    """A handler raises between the drain's look at what is to be written, and its look at what is quiet."""
+    m, a = stage.leader(), stage.consumer("a")
+    [first] = stage.send(T)
+    m.settle()
+    a.read()
+    run = _started(a)
+    a.begin_drain()
+    look = a.keeper.quiet
+
+    def raised_just_before() -> dict[bytes, list[bytes]]:
+        if a.runs:
+            run.fail(ValueError("x"))
+        return look()
+
+    a.keeper.quiet = raised_just_before  # type: ignore[method-assign]
+    for _ in range(3):
+        a.give_back()
+        a.flush()
+    assert a.deregister()
+    assert attempts(stage.world) == {first: Attempts(1, 1)}
+    b = stage.consumer("b")
+    m.settle()
+    b.read()
+    assert _started(b).message.attempt == 2
+
+
+def test_failures_that_never_end_do_not_hold_up_acknowledgements(stage: Stage) -> None:
+    """A handler that polls fails again while Redis is told of the last time."""
+    m, a = stage.leader(), stage.consumer("a")
+    stage.send(T)
+    stage.send(U)
+    m.settle()
+    a.read()
+    polls, ends = sorted([_started(a), _started(a)], key=lambda run: run.message.ticket)
+    ends.succeed()
+
+    def again(step: str) -> None:
+        nonlocal polls
+        if step == "charge" and a.link.calls.count("charge") < 100:
+            polls = _started(a)
+            polls.fail(RetryLater(0))
+
+    a.link.before = again
+    polls.fail(RetryLater(0))
+    a.flush()
+    assert "ack" in a.link.calls
+    assert a.link.calls.index("ack") < 10
+
+
+def test_a_watchdog_ends_the_process_though_redis_refuses_the_charge(stage: Stage) -> None:
+    """Somebody has written over the attempts: that must not keep a handler that hangs."""
+    m, a = stage.leader(), stage.consumer("a")
+    a.executor._limit_s = 1000.0
+    stage.send(T)
+    m.settle()
+    a.read()
+    _started(a).message.deadline = 0.0
+    stage.link.call("SET", stage.keys.attempts, "x")
+    said = list[str]()
+    running = a.executor.running
+    Watchdog(a.link, a.steps, lambda: list(running.values()), lambda: True, a.journal, 1.0, 0, said.append).run_once()
+    assert said
+
+
+def test_a_suspect_whose_body_is_deleted_before_it_runs_alone_has_a_letter(stage: Stage, tmp_path: Path) -> None:
+    """Redis >= 7 drops it from the pending list when the lease is renewed."""
+    process = Process(stage, stage.leader(), tmp_path / "a.journal", 5)
+    [first] = hand_over(stage, process, T)
+    for _ in range(2):
+        process.begin()
+        process.crash()
+    a = process.now
+    [second] = hand_over(stage, process, T)
+    stage.world.make_idle(a.name, LEASE_MS, first, second)
+    stage.world.delete(first)
+    a.steps.renew(LEASE_MS)
+    stage.finish(process._master, [a])
+    assert not stage.world.pending()
+    assert not stage.world.state().index
+    letters = [(letter[b"usher-id"], letter[b"usher-reason"]) for letter in stage.world.dead()]
+    assert letters == ([(first, b"body_gone")] if stage.world.claiming_drops_the_bodiless else [])
+
+
+def test_a_drain_starts_nothing_that_waited_to_be_called_by_itself(stage: Stage) -> None:
+    """A call of many fails as a whole, so each is to go alone. What has no slot yet when the drain begins goes back."""
+    m, a = stage.leader(), stage.consumer("a")
+    for number in range(10):
+        stage.send(b"T%d" % number)
+    m.settle()
+    a.read()
+    declared = Batch(10, 0.0, 1)
+    gatherer = Gatherer(a.keeper, declared)
+
+    def call() -> BatchCall | None:
+        lanes = gatherer.take(now_s())
+        return BatchCall(a.executor, lanes, declared) if lanes is not None else None
+
+    together = call()
+    assert together is not None and len(together.messages) == 10
+    together.end(None, ValueError("x"))
+    alone = call()
+    assert alone is not None and len(alone.messages) == 1
+    a.begin_drain()
+    assert call() is None
+    a.flush()
+    assert a.give_back() == 9
+    alone.end(None, None)
+    a.flush()
+    assert a.deregister()
+    assert len(stage.world.pending()[b"master"]) == 9
+
+
+def test_a_batch_is_not_kept_waiting_by_those_that_go_alone(stage: Stage) -> None:
+    """A few that fail again and again are always due."""
+    m, a = stage.leader(), stage.consumer("a", max_attempts=1000)
+    for number in range(4):
+        stage.send(b"bad%d" % number)
+    m.settle()
+    a.read()
+    declared = Batch(10, 0.0, 1)
+    gatherer = Gatherer(a.keeper, declared)
+    for _ in range(3):
+        call = BatchCall(a.executor, gatherer.take(now_s()) or [], declared)
+        call.end(None, ValueError("x"))
+    stage.send(b"good")
+    m.settle()
+    a.read()
+    for _ in range(20):
+        call = BatchCall(a.executor, gatherer.take(now_s()) or [], declared)
+        if call.messages[0].ticket == b"good":
+            return
+        call.end(None, ValueError("x"))
+    raise AssertionError("it waits for ever")
+
+
+class _Bare(RetryLater):
+    def __init__(self) -> None:  # and nothing of it: an error of the handler's making
+        pass
+
+
+class _BareParts(PartialFailure):
+    def __init__(self) -> None:
+        pass
+
+
+class _Listed:
+    id: ClassVar[list[str]] = []
+
+
+class _NoTruth:
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+    __str__ = __bool__  # type: ignore[assignment]
+
+
+def test_an_error_that_cannot_be_read_is_a_failure_of_its_message_only(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
+    stage.send(T)
+    m.settle()
+    a.read()
+    _started(a).fail(_Bare())
+    a.flush()
+    assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"attempts_exhausted"]
+    assert not a.lost
+
+
+@pytest.mark.parametrize("how", ["parts", "unhashable", "no truth"])
+def test_so_is_a_batch_handlers_answer(stage: Stage, how: str) -> None:
+    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
+    stage.send(T)
+    m.settle()
+    a.read()
+    declared = Batch(10, 0.0, 1)
+    call = BatchCall(a.executor, Gatherer(a.keeper, declared).take(now_s()) or [], declared)
+    [message] = call.messages
+    if how == "parts":
+        call.end(None, _BareParts())
+    else:
+        call.end({_Listed(): "x"} if how == "unhashable" else {message.id: _NoTruth()}, None)
+    a.flush()
+    assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"attempts_exhausted"]
+
+
+def test_a_start_that_was_charged_ahead_and_did_not_happen_is_not_counted_after_a_drain(stage: Stage, tmp_path: Path) -> None:
+    """Redis has the charge, its reply is lost, and before it is sent again the process is told to stop."""
+    process = Process(stage, stage.leader(), tmp_path / "a.journal", 3)
+    hand_over(stage, process, T)
+    for _ in range(2):
+        process.begin()
+        process.crash()
+    a = process.now
+    a.link.troubles["charge"] = Trouble.REPLY_LOST
+    assert [a.start() for _ in range(3)] == [None] * 3
+    assert not a.link.troubles
+    a.begin_drain()
+    a.flush()
+    assert a.give_back() == 1
+    assert a.deregister()
+    b = stage.consumer("b", max_attempts=3)
+    process._master.settle()
+    b.read()
+    for _ in range(3):
+        b.start()
+    b.flush()
+    assert len(stage.history.ids(T)) == 3, "it had two"
