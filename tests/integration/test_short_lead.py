@@ -1,0 +1,56 @@
+"""The shortest leader leases that may be set: a leader that has nothing to do keeps the lead, and one that is stuck loses it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from common.metrics import Metrics
+from common.redis_client import Link
+from master.elector import Elector
+from master.leading import Leading
+from master.place import Place
+from master.settings import MasterSettings
+
+_IDLE_S = 3.5
+
+
+@pytest.fixture(params=[0.5, 0.6, 1.0])
+def lead(request: pytest.FixtureRequest, redis_url: str, link: Link) -> Iterator[tuple[Leading, Elector]]:
+    """A master that leads an empty stream, with all of its threads."""
+    leading = Leading(Place(MasterSettings(redis_url=redis_url, leader_lease_seconds=request.param), redis_url), Metrics())
+    elector = leading.elector("http://one")
+    services = [*leading.services, elector]
+    for service in services:
+        service.start()
+    yield leading, elector
+    for service in services:
+        service.stop()
+    assert all([service.join(5.0) for service in services])
+    leading.close()
+
+
+def test_an_idle_leader_keeps_the_lead(lead: tuple[Leading, Elector], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    leading, elector = lead
+    time.sleep(_IDLE_S)
+    assert (elector.elections, leading.dispatcher.counts.adoptions) == (1, 1)
+    assert leading.dispatcher.leads
+    assert "lead_not_extended" not in caplog.text
+
+
+def test_a_leader_that_is_stuck_loses_the_lead(lead: tuple[Leading, Elector], link: Link) -> None:
+    leading, elector = lead
+    let_go = threading.Event()
+    leading.dispatcher._read_mailbox = lambda: let_go.wait(20.0)  # type: ignore[assignment,method-assign]
+    leading.dispatcher.wake()
+    end_s = time.monotonic() + 10.0
+    while link.call("EXISTS", leading._place.keys.leader):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    assert elector._not_extended is not None
+    let_go.set()
