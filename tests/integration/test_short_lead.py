@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,7 +30,7 @@ def lead(request: pytest.FixtureRequest, redis_url: str, link: Link) -> Iterator
     yield leading, elector
     for service in services:
         service.stop()
-    assert all([service.join(5.0) for service in services])
+    assert [service.name for service in services if not service.join(5.0)] == []
     leading.close()
 
 
@@ -46,11 +46,17 @@ def test_an_idle_leader_keeps_the_lead(lead: tuple[Leading, Elector], caplog: py
 def test_a_leader_that_is_stuck_loses_the_lead(lead: tuple[Leading, Elector], link: Link) -> None:
     leading, elector = lead
     let_go = threading.Event()
+    _until(lambda: leading.dispatcher.leads)
     leading.dispatcher._read_mailbox = lambda: let_go.wait(20.0)  # type: ignore[assignment,method-assign]
-    leading.dispatcher.wake()
+    try:
+        _until(lambda: not link.call("EXISTS", leading._place.keys.leader))
+        assert elector._not_extended is not None
+    finally:
+        let_go.set()
+
+
+def _until(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 10.0
-    while link.call("EXISTS", leading._place.keys.leader):
+    while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.02)
-    assert elector._not_extended is not None
-    let_go.set()
