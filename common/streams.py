@@ -195,6 +195,11 @@ class TicketStream:
         """The highest id that the group was given. Raises GroupMissing."""
         return bytes(self.group_facts()[b"last-delivered-id"])
 
+    def highest_pending(self) -> bytes | None:
+        """The highest id in the pending list of our group; above what the group was given when somebody has set it back. Raises GroupMissing."""
+        highest: bytes | None = self._link.call("XPENDING", self._keys.stream, self._keys.group)[2]
+        return highest
+
     def group_facts(self) -> dict[bytes, Any]:
         """XINFO GROUPS of our group as a mapping. Raises GroupMissing."""
         try:

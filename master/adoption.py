@@ -33,11 +33,13 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class Adopted:
-    """The state a new epoch begins with. ``repeats_until``: after a group loss, the last id that the group is given a second time."""
+    """The state a new epoch begins with. ``repeats_until``: after a group loss, the last id that the group is given a second time.
+    ``highest_pending``: it may be above ``last_delivered``."""
 
     board: Board
     members: dict[str, Member]
     last_delivered: bytes
+    highest_pending: bytes
     repeats_until: bytes | None
     taken_back: int
 
@@ -84,7 +86,7 @@ def adopt(
             dead.add(incarnation)
     taken_back = _take_back_all(dead, board, steps, made_progress)
     _take_in_parked(board, steps, repeats_until, made_progress)
-    return Adopted(board, members, stream.last_delivered(), repeats_until, taken_back)
+    return Adopted(board, members, stream.last_delivered(), stream.highest_pending() or ZERO, repeats_until, taken_back)
 
 
 def _ensure_group(stream: TicketStream, keys: Keys, steps: LeaderSteps, memory: Memory, made_progress: Callable[[], None]) -> None:

@@ -176,7 +176,7 @@ class Dispatcher(Service):
         self._connection = self._link.connections
         adopted = adopt(self._link, self._keys, self._stream, steps, limits.ticket_window, self._memory, self.made_progress)
         self.board, self._members = adopted.board, adopted.members
-        self._reader.begin(adopted.last_delivered, adopted.repeats_until)
+        self._reader.begin(adopted.last_delivered, adopted.repeats_until, adopted.highest_pending)
         self._memory = self._memory.found(adopted.last_delivered)
         self._steps = steps
         self.counts.adoptions += 1
@@ -351,11 +351,12 @@ class Dispatcher(Service):
             return False
         if news.found:
             usable, rejected = sort_out(news.found, self._limits.spread)
-            known = [(ticket, entry_id) for entry_id, ticket in usable[: self._reader.repeats(usable)]]
-            new = usable[len(known) :]
+            repeats, again, new = self._reader.split(usable)
+            known = [(ticket, entry_id) for entry_id, ticket in repeats]
+            known += [(ticket, entry_id) for entry_id, ticket in again if self.board.has(ticket, entry_id)]
             known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
             # Where some were known, none goes out before it is clear who has those: they may come before others of their ticket.
-            plan = (self.board.plan(self._limits.batch, now_s()) if not known else None) or NOTHING
+            plan = (self.board.plan(self._limits.batch, now_s()) if not known and not again else None) or NOTHING
             try:
                 reply = self._carry_out(plan, news)
             except (NotNow, RulesMoved, GroupMoved) as refused:
@@ -370,6 +371,7 @@ class Dispatcher(Service):
             self._memory = self._memory.read(news.found[0].id, news.found[-1].id)
             self._rejected += rejected
             self._learn(plan, reply)
+            self.board.take_in(one for one in again if not self.board.has(one[1], one[0]))
             if known:
                 self._rejoin(known)
         if self._reader.is_past_repeats(news):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from common import telemetry
@@ -71,8 +72,11 @@ class Leading:
 
     def _works(self) -> bool:
         """Whether the dispatcher makes progress: the lead is extended only then."""
-        last = self.dispatcher.last_turn_s
-        return self.dispatcher.alive and last is not None and now_s() - last < self._place.settings.leader_lease_seconds
+        last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds
+        quiet_s = now_s() - last if last is not None else math.inf
+        if quiet_s > lease_s / 4:
+            self.dispatcher.wake()  # it may just have nothing to do, and then waits for longer than a short lease
+        return self.dispatcher.alive and quiet_s < lease_s
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:
         for entry in rejected:

@@ -22,6 +22,13 @@ IDLE_READ_S = 2.0
 #: So often in a row. Once it may be that an entry was deleted since it was heard of.
 _MISHEARD = 3
 
+#: (id, ticket)
+Entry = tuple[bytes, bytes]
+
+
+def _rank_of(entry: Entry) -> int:
+    return rank(entry[0])
+
 
 class Reader:
     """How far the group is, in this epoch, and whether there may be more in the stream. Used by the dispatcher's thread.
@@ -39,10 +46,12 @@ class Reader:
         self._misheard = 0  # times in a row that what the doorbell told was not what is there
         self.last_read = ZERO
         self.repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
+        self._given = 0  # rank of the highest id that the group was given: it comes again when somebody sets the group back
 
-    def begin(self, last_delivered: bytes, repeats_until: bytes | None) -> None:
+    def begin(self, last_delivered: bytes, repeats_until: bytes | None, highest_pending: bytes = ZERO) -> None:
         """A new epoch begins here."""
         self.last_read, self.repeats_until = last_delivered, repeats_until
+        self._given = max(rank(last_delivered), rank(highest_pending))
         self._dry_since_s = 0.0
         self._most, self._misheard = 1, 0
         self._may_have_more = True
@@ -81,12 +90,15 @@ class Reader:
     def took(self, news: News) -> None:
         """The group has been given these."""
         self.last_read, self._misheard = news.found[-1].id, 0
+        self._given = max(self._given, rank(self.last_read))
 
-    def repeats(self, entries: Sequence[tuple[bytes, bytes]]) -> int:
-        """How many of these (id, ticket), in id order, the group was given before it was lost: the first of them."""
-        if self.repeats_until is None:
-            return 0
-        return bisect_right(entries, rank(self.repeats_until), key=lambda entry: rank(entry[0]))
+    def split(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry], Sequence[Entry]]:
+        """These, in id order: what the group was given before it was lost, what it was given in this life (somebody has set it back), and news."""
+        if not entries or (self.repeats_until is None and rank(entries[0][0]) > self._given):
+            return (), (), entries
+        lost = 0 if self.repeats_until is None else bisect_right(entries, rank(self.repeats_until), key=_rank_of)
+        given = bisect_right(entries, self._given, lo=lost, key=_rank_of)
+        return entries[:lost], entries[lost:given], entries[given:]
 
     def is_past_repeats(self, news: News) -> bool:
         """Whether with these all has come that the group is given a second time."""

@@ -108,6 +108,11 @@ class Holdings:
             self._queue(ticket)
         return True
 
+    def has(self, name: bytes, entry_id: bytes) -> bool:
+        """Whether memory has the entry in processing, or as what its ticket waits for."""
+        ticket = self.tickets.get(name)
+        return ticket is not None and (entry_id in ticket.running or entry_id == ticket.waits_for)
+
     def runs(self, name: bytes, entry_id: bytes) -> bool:
         """Whether memory has the entry in processing with an owner that lives, or as what its ticket waits for."""
         ticket = self.tickets.get(name)

@@ -79,6 +79,20 @@ def test_while_the_group_is_gone_nothing_is_forgotten(world: World) -> None:
     world.make_group()
 
 
+def test_what_comes_again_after_the_group_was_lost_keeps_its_attempts(world: World) -> None:
+    """Its consumer has died of it, and nobody is there to whom it could be handed: the group was not given it yet."""
+    leader, owner = world.elect(), world.join("a")
+    first, second = world.owned(leader, owner, b"T", b"1-1", b"2-1")
+    owner.steps.charge({first: Attempts(2, 1, 1), second: Attempts(1, 1)})
+    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
+    world.make_group()
+    assert forget(leader) == []
+    assert set(attempts(world)) == {first, second}
+    world.delete(second)
+    assert forget(leader) == [second]
+    world.apart_because = "the group was lost"
+
+
 def test_it_works_at_full_memory(world: World) -> None:
     leader = world.elect()
     world.link.call("HSET", world.keys.attempts, "99-1", 1)
