@@ -74,7 +74,7 @@ class Leading:
         """Whether the dispatcher makes progress: the lead is extended only then."""
         last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds
         quiet_s = now_s() - last if last is not None else math.inf
-        if quiet_s > lease_s / 4:
+        if quiet_s > lease_s / 2:  # never with a lease of 3 s: it looks up every second
             self.dispatcher.wake()  # it may just have nothing to do, and then waits for longer than a short lease
         return self.dispatcher.alive and quiet_s < lease_s
 
