@@ -46,6 +46,11 @@ class LocalSettings(CommonSettings):
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
 
     @property
+    def stop_seconds(self) -> int:
+        """Time a consumer gets for its drain before supervisord kills it; the program itself needs some seconds around the drain."""
+        return int(self.drain_seconds) + 12
+
+    @property
     def urls(self) -> list[str]:
         return master_urls(self.port, self.masters).split(",")
 
@@ -62,8 +67,7 @@ class Plan:
 
     @property
     def stop_seconds(self) -> int:
-        """Time a consumer gets for its drain before supervisord kills it; the program itself needs some seconds around the drain."""
-        return int(self.settings.drain_seconds) + 12
+        return self.settings.stop_seconds
 
 
 @contextlib.contextmanager

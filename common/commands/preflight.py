@@ -21,12 +21,22 @@ from common.settings import CommonSettings, load, name_of
 _SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings", "consumer.settings:ConsumerSettings")
 #: What is only known of each program at its start, or checked below.
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
+#: Who runs several programs sets these for each of them.
+_OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "health_url", "master_urls"})
 
 
-def variable_of_programs(flag: str) -> str:
-    """The variable by which master, streamer or consumer get what ``--flag`` sets; "" when none of them has it."""
-    field = flag.lstrip("-").replace("-", "_")
-    return name_of(field) if any(field in cls.model_fields for cls in _classes()) else ""
+class PassesOn(click.Command):
+    """A command whose programs take their settings from its environment. Of a flag that is one of these settings it says so."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as unknown:
+            field = unknown.option_name.lstrip("-").replace("-", "_")
+            if field in _OF_ONE_PROGRAM or not any(field in cls.model_fields for cls in _classes()):
+                raise
+            how = f"{ctx.command_path!r} hands its environment to its programs: {name_of(field)}=... {ctx.command_path} ..."
+            raise click.UsageError(f"No such option: {unknown.option_name}. {how}", ctx) from None
 
 
 def _classes() -> Iterator[type[CommonSettings]]:

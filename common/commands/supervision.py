@@ -34,6 +34,8 @@ CONFIGURATION = _ROOT / "deploy" / "supervisord.conf"
 #: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" behind it first.
 _LONGEST_SOCKET = 96
 _POLL_S = 0.1
+#: After the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
+_OTHERS_STOP_S = 2 * 20 + 5
 _TERM_WAIT_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -97,7 +99,7 @@ class Supervision:
         self._socket = Path(environ["USHER_CONTROL_SOCKET"])
         self._process: subprocess.Popen[bytes] | None = None
         self._redis_pid = 0
-        self._log_sizes: dict[str, int] = {}  # when this run began: what is above is of this one
+        self._logs_before: dict[str, tuple[int, int]] = {}  # inode and size of each when this run began
         self.logs = state_folder / "logs"
 
     def start(self, ready_within_s: float = 20.0) -> None:
@@ -106,7 +108,7 @@ class Supervision:
             raise StartRefused(f"{CONFIGURATION} is missing; run Usher from its checkout (pip install -e .)")
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket.parent.mkdir(mode=0o700, exist_ok=True)
-        self._log_sizes = {path.name: path.stat().st_size for path in self.logs.glob("*.log")}
+        self._logs_before = {path.name: ((file := path.stat()).st_ino, file.st_size) for path in self.logs.glob("*.log")}
         with (self.logs / "supervisord.out").open("wb") as output:
             self._process = subprocess.Popen(
                 [*command_line(), "supervisord", str(os.getpid())],
@@ -152,9 +154,10 @@ class Supervision:
         """The end of a program's log, of this run."""
         path = self.logs / f"{name}.log"
         try:
-            began = self._log_sizes.get(path.name, 0)
+            inode, size = self._logs_before.get(path.name, (0, 0))
             with path.open("rb") as file:
-                file.seek(began if path.stat().st_size >= began else 0)  # it may have been rotated
+                if os.fstat(file.fileno()).st_ino == inode:  # else it was rotated meanwhile
+                    file.seek(size)
                 text = file.read().decode(errors="replace")
         except OSError:
             return "it logged nothing"
@@ -171,7 +174,7 @@ class Supervision:
         if process.poll() is None:
             process.terminate()
         # Each of the three groups has its own time to stop; supervisord kills what does not keep to it.
-        deadline_s = time.monotonic() + self._stop_seconds + 2 * 20 + 5
+        deadline_s = time.monotonic() + longest_stop_s(self._stop_seconds)
         while process.poll() is None and time.monotonic() < deadline_s and not hurry():
             time.sleep(_POLL_S)
         self._end_leftovers(process.pid, hurry)
@@ -229,6 +232,11 @@ def _control_socket(state_folder: Path) -> Path:
         return path
     digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
+
+
+def longest_stop_s(stop_seconds: float) -> float:
+    """Time in which supervisord has ended all of its programs, of which consumers have ``stop_seconds``."""
+    return stop_seconds + _OTHERS_STOP_S
 
 
 def leftover(state_folder: Path) -> int | None:

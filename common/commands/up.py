@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from common.commands.local import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
-from common.commands.preflight import variable_of_programs
+from common.commands.preflight import PassesOn
 from common.commands.relay import Relay
 from common.commands.signals import StopAsked, StopRequest
-from common.commands.supervision import Supervision, SupervisionLost, leftover
+from common.commands.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
 from common.errors import StartRefused
 from common.log import redacted
 from common.settings import options
@@ -24,25 +24,8 @@ _RELAY_EVERY_S = 0.2
 _WATCH_EVERY_S = 1.0
 
 
-#: Beyond the time of the drain: masters and Redis end after it, and supervisord kills who does not.
-_LEFTOVER_S = 60.0
-
-
-class _Up(click.Command):
-    """Says of a flag that master or consumer have where their settings come from here."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as unknown:
-            if variable := variable_of_programs(unknown.option_name):
-                how = f"`usher up` hands its environment to its programs: {variable}=... usher up ..."
-                raise click.UsageError(f"No such option: {unknown.option_name}. {how}", ctx) from None
-            raise
-
-
 @click.command(
-    cls=_Up,
+    cls=PassesOn,
     help="Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers. Ctrl-C drains and stops "
     "everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
 )
@@ -65,7 +48,7 @@ def up(flags: dict[str, Any]) -> None:
 
 def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
     """Wait for what a killed run has left: it drains, and has the ports until then. Raises StartRefused when it does not end."""
-    deadline_s = time.monotonic() + settings.drain_seconds + _LEFTOVER_S
+    deadline_s = time.monotonic() + longest_stop_s(settings.stop_seconds)
     told = False
     while not stop.asked and (pid := leftover(settings.state_folder.absolute())) is not None:
         if not told:

@@ -256,6 +256,7 @@ def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None
         ("--dead-letter-policy", "USHER_DEAD_LETTER_POLICY=... usher up"),
         ("--leader-lease-seconds", "USHER_LEADER_LEASE_SECONDS=... usher up"),
         ("--nonsense", "No such option"),
+        ("--bind", "No such option"),  # set for each program, so the variable would be no way out
     ],
 )
 def test_a_flag_of_its_programs_is_told_as_the_variable_that_it_is_here(folder: Path, flag: str, told: str) -> None:
