@@ -45,6 +45,7 @@ class Program:
     priority: int
     stop_seconds: int
     environment: str = ""
+    directory: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Host:
     """What runs on one host. ``master_urls``: of the whole system; those whose host is ``address`` run here.
 
     ``settings``: of all programs, by their environment names, secrets included. ``redis_url`` is one of them, for the redis-server here.
-    ``redis_users``: URLs of Redis by the names of its users, but for that of masters; empty where one URL is for all.
+    ``redis_users``: URLs of Redis by the names of its users, but for that of masters; empty where one URL is for all. ``project``: where
+    consumers run; None: in ``folder``.
     """
 
     folder: Path
@@ -65,10 +67,15 @@ class Host:
     drain_seconds: float
     settings: Mapping[str, str]
     redis_users: Mapping[str, str] = field(default_factory=dict)
+    project: Path | None = None
 
     @property
     def state(self) -> Path:
         return self.folder / "state"
+
+    @property
+    def consumer_folder(self) -> Path:
+        return self.project or self.folder
 
     @property
     def redis_url(self) -> str:
@@ -105,7 +112,8 @@ class Host:
                 bind = _bind(self.address, self.health_port + number - 1)
                 name = f"{self.consumer_prefix}-{number}"
                 words = ("consumer", "--consumer-name", name, "--bind", bind, "--health-url", f"http://{bind}/api/health")
-                made.append(Program("consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own))
+                where = "" if self.project is None else str(self.project)
+                made.append(Program("consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own, where))
         return made
 
     def files(self) -> dict[str, tuple[str, int]]:
@@ -133,7 +141,7 @@ class Host:
             words += ["--consumers", str(self.consumers), "--name", self.consumer_prefix, "--health-port", str(self.health_port)]
         if "redis" in self.roles:
             words += ["--redis-port", str(urlsplit(self.redis_url).port)]
-        return shlex.join(words)
+        return ("" if self.project is None else f"cd {self.project} && ") + shlex.join(words)
 
     def _facts(self, programs: Sequence[Program]) -> dict[str, object]:
         names = {group: [program.name for program in programs if program.group == group] for group in ROLES}
@@ -157,8 +165,8 @@ class Host:
             "has_redis": "redis" in self.roles,
             "host": self.address,
             "redis_port": urlsplit(self.redis_url).port,
+            "consumer_folder": self.consumer_folder,
             "python": sys.executable,
-            "places": self.settings.get("PYTHONPATH", ""),
             "handler": self.settings.get("USHER_HANDLER", "shop.orders:handle"),
         }
 

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import re
 import secrets
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ import click
 from common.acl import USERS
 from common.commands.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, own_redis_url
 from common.commands.local import EXAMPLE_HANDLER
-from common.commands.preflight import check_programs
+from common.commands.preflight import PassesOn, check_programs
 from common.embedded import SERVER_VARIABLE, find_redis_server
 from common.errors import SettingsError, StartRefused
 from common.settings import PREFIX, CommonSettings, is_loopback, load, name_of, options
@@ -30,6 +29,8 @@ _NOT_SHARED = frozenset(
 _TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN")
 #: A socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
+#: Characters that mean something to a shell, systemd or supervisord.
+_ODD = re.compile(r"[\s'\"\\%;#$`]")
 
 _HELP = """Write a folder that runs Usher on this host: supervisord.conf, settings and secrets, systemd unit, runbook.
 
@@ -48,7 +49,7 @@ class _Written(CommonSettings):
     UNREAD: ClassVar[frozenset[str]] = frozenset()
 
 
-@click.command(help=_HELP)
+@click.command(cls=PassesOn, help=_HELP)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--role", "roles", type=click.Choice([_ALL, *ROLES]), multiple=True, default=(_ALL,), help="What runs here; may be given twice. [all]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of this host, at which its programs listen and others reach them.")
@@ -91,14 +92,14 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
     shared["USHER_MASTER_URLS"] = ",".join(urls)
     shared["USHER_REDIS_URL"], users = _redis_urls(chosen, settings.redis_url, environ, address, asked["redis_port"])
     shared |= _tokens(chosen, environ)
+    shared["PYTHONPATH"] = _python_path(environ)
     _check_health_hosts(chosen, address, shared)
     shared = {name: value for name, value in shared.items() if value}
-    if "consumer" in chosen:
-        shared |= _place_of_handler(folder, shared)
     drain_seconds = _check_programs(shared)
     _check_quotes(shared)
     prefix = asked["name"] or ("consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-"))
-    return Host(folder, chosen, address, urls, asked["consumers"], prefix, asked["health_port"], drain_seconds, shared, users)
+    project = _project(folder, shared) if "consumer" in chosen else None
+    return Host(folder, chosen, address, urls, asked["consumers"], prefix, asked["health_port"], drain_seconds, shared, users, project)
 
 
 def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
@@ -162,7 +163,7 @@ def _tokens(roles: list[str], environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_folder(folder: Path) -> None:
-    if len(os.fsencode(folder)) > _LONGEST_FOLDER or re.search(r"[\s'\"\\%;#$`]", str(folder)):
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER or _ODD.search(str(folder)):
         raise StartRefused(f"{folder}: choose a path of at most {_LONGEST_FOLDER} bytes without spaces, quotes or any of \\ % ; # $ `")
 
 
@@ -191,36 +192,44 @@ def _check_programs(shared: Mapping[str, str]) -> float:
     return float(shared.get("USHER_DRAIN_SECONDS", 20))
 
 
-def _place_of_handler(folder: Path, shared: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH for usher.env, when the handler is only found with it: the programs run in ``folder``, whoever wrote it stands in a project."""
-    given = [str(Path(place).absolute()) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-    for places in ([], given, [str(Path.cwd()), *given]):
-        found = {"PYTHONPATH": os.pathsep.join(places)} if places else {}
-        if _trouble_of_handler(folder, {**shared, **found}) == "":
-            return found
-    return {}  # told when all is written: the handler may come later
+def _python_path(environ: Mapping[str, str]) -> str:
+    """That of the environment, whichever folder is current later."""
+    return os.pathsep.join(str(Path(part).absolute()) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part)
 
 
-def _trouble_of_handler(folder: Path, settings: Mapping[str, str]) -> str:
-    """What keeps the programs from using the handler when they run in ``folder`` with nothing but ``settings``; "" for nothing."""
-    environ = {name: value for name, value in _plain_environ().items() if name != "PYTHONPATH"}
+def _project(folder: Path, settings: Mapping[str, str]) -> Path | None:
+    """The current folder if it has the handler's module and consumers do not find it without that; else None. ``folder`` need not be there yet.
+
+    It becomes the folder they run in, as in `usher up`, and not a part of PYTHONPATH, which comes before Python's own modules: a project's
+    ``queue.py`` would break every program, and its ``common`` the ``usher`` of whoever has read usher.env.
+    """
+    here, module = Path.cwd(), settings.get("USHER_HANDLER", "").partition(":")[0].partition(".")[0]
+    if not module or _ODD.search(str(here)) or not ((here / module).exists() or (here / f"{module}.py").exists()):
+        return None
+    return here if _handler_trouble(settings, folder if folder.is_dir() else Path("/")) else None
+
+
+def _tell_of_handler(host: Host) -> None:
+    """A warning and no refusal: a host may be prepared before the handler's project is on it."""
+    if host.project is not None:
+        click.echo(f"Consumers run in {host.project}, where the module of their handler is.")
+    if trouble := _handler_trouble(host.settings, host.consumer_folder):
+        where = f"'The handler' in {host.folder / 'README.md'} says where it is looked for"
+        click.echo(f"usher: no consumer will start: {trouble}\n{where}. Once that is mended: {host.again()}", err=True)
+
+
+def _handler_trouble(settings: Mapping[str, str], folder: Path) -> str:
+    """Why a consumer that runs in ``folder`` with these settings, and nothing else of ours, cannot use its handler; "" when it can."""
     try:
-        check_programs({**environ, **settings}, folder if folder.is_dir() else Path("/"))
+        check_programs({**_plain_environ(), **settings}, folder)
     except StartRefused as unusable:
         return str(unusable)
     return ""
 
 
-def _tell_of_handler(host: Host) -> None:
-    places = host.settings.get("PYTHONPATH", "")
-    if trouble := _trouble_of_handler(host.folder, host.settings):
-        click.echo(f"usher: no consumer will start: {trouble}\nOnce that is mended: {host.again()}", err=True)
-    elif places:
-        click.echo(f"The handler is found by PYTHONPATH={places}, which usher.env says; or install its project for {sys.executable}.")
-
-
 def _plain_environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    """Without what usher.env alone says to the programs."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "PYTHONPATH"}
 
 
 def _check_quotes(shared: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -46,7 +47,7 @@ class HostFolder:
     def __init__(self, home: Path, name: str, *words: str, **environ: str) -> None:
         self.folder = home / name
         path = f"{find_redis_server().parent}:{environ_for(home)['PATH']}"
-        self.environ = environ_for(home, **environ) | {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}"}
+        self.environ = environ_for(home) | {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}"} | environ
         done = subprocess.run(
             [*USHER, "init-deploy", str(self.folder), *words], env=self.environ, cwd=home, capture_output=True, text=True, check=False, timeout=60
         )
@@ -130,6 +131,43 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     assert host.stop() == 0
     assert "drained" in host.logs()
     assert not processes_of(folder)
+
+
+def test_a_handler_in_the_folder_where_the_command_was_given_is_found_by_the_service(folder: Path) -> None:
+    """And nothing else there comes before Python's own modules."""
+    (folder / "queue.py").write_text("raise RuntimeError('the wrong one')")
+    host = one_host(folder, PYTHONPATH="")
+    assert "PYTHONPATH" not in host.settings
+    conf = (host.folder / "supervisord.conf").read_text()
+    assert (conf.count(f"\ndirectory = {folder}\n"), conf.count("[program:consumer-")) == (2, 2)
+    assert f"cd {folder} && usher init-deploy {host.folder} --force" in conf, "else it would not be found after it was written anew"
+    (script,) = re.findall(r"^    (cd .* && )usher preflight$", (host.folder / "README.md").read_text(), re.MULTILINE)
+    assert host.sh(script + shlex.join([*USHER, "preflight"])) == ""
+    host.start()
+    until(lambda: requests_ready(host.settings["USHER_MASTER_URLS"].split(",")), 60, "the masters are ready")
+    _send(host.settings["USHER_REDIS_URL"], "7", "hello")
+    until((folder / "handled").exists, 60, "the message is handled")
+    assert host.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        ("nowhere:handle", "there is no module 'nowhere' in {made} or on the Python path"),
+        ("broken:handle", "No module named 'not_there_at_all' ({folder}/broken.py, line 1)"),
+    ],
+)
+def test_of_a_handler_that_the_service_could_not_use_it_warns(folder: Path, handler: str, told: str) -> None:
+    """It may come later: the folder is written all the same."""
+    (folder / "broken.py").write_text("import not_there_at_all\n")
+    made = folder / "made"
+    done = subprocess.run(
+        [*USHER, "init-deploy", str(made), "--handler", handler], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, (made / "supervisord.conf").exists()) == (0, True)
+    assert told.format(folder=folder, made=made) in done.stderr
+    assert "no consumer will start" in done.stderr
+    assert f"init-deploy {made} --force" in done.stderr, "the command for later"
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(folder: Path) -> None:

@@ -1,10 +1,11 @@
-"""`usher init-deploy` and the handler: what its programs will find when they run in the folder, and not who wrote it in a project."""
+"""`usher init-deploy` and the handler: what its programs will find where they run, and not who wrote it in a project."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,20 +14,30 @@ from tests.process.machine import ROOT, USHER, environ_for
 pytestmark = pytest.mark.process
 
 
-def written(home: Path, handler: str, cwd: Path, **environ: str) -> tuple[dict[str, str], str, str]:
-    """Variables of usher.env, what was said, and what was warned of. The folder is written in any case: the handler may come later."""
-    environ = environ_for(home) | {"PYTHONPATH": str(ROOT)} | environ
+class Written(NamedTuple):
+    """Variables of usher.env, where consumers run, what was said, and what was warned of."""
+
+    settings: dict[str, str]
+    directory: str
+    said: str
+    warned: str
+
+
+def written(home: Path, handler: str, cwd: Path, **environ: str) -> Written:
+    """The folder is written in any case: the handler may come later."""
     words = [*USHER, "init-deploy", str(home / "srv"), "--handler", handler]
-    done = subprocess.run(words, env=environ, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, env=environ_for(home) | environ, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    return dict(re.findall(r"(\w+)='(.*)'", (home / "srv" / "usher.env").read_text())), done.stdout, done.stderr
+    settings = dict(re.findall(r"(\w+)='(.*)'", (home / "srv" / "usher.env").read_text()))
+    directories = re.findall(r"^directory = (.*)$", (home / "srv" / "supervisord.conf").read_text(), re.MULTILINE)
+    assert len(directories) in (0, 2), "it is said of both consumers, and of nobody else"
+    return Written(settings, directories[0] if directories else str(home / "srv"), done.stdout, done.stderr)
 
 
-def as_a_service(home: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The check of settings and handler where the programs will run, and with what they will get."""
-    environ = environ_for(home) | {"PYTHONPATH": str(ROOT)}
-    environ |= settings | {"PYTHONPATH": f"{settings.get('PYTHONPATH', '')}:{ROOT}"}
-    return subprocess.run([*USHER, "preflight"], env=environ, cwd=home / "srv", capture_output=True, text=True, check=False, timeout=60)
+def as_a_service(home: Path, made: Written) -> int:
+    """Exit code of the check of settings and handler where the consumers will run, and with what they will get."""
+    environ = {name: value for name, value in environ_for(home).items() if name != "PYTHONPATH"} | made.settings
+    return subprocess.run([*USHER, "preflight"], env=environ, cwd=made.directory, capture_output=True, check=False, timeout=60).returncode
 
 
 @pytest.fixture
@@ -37,35 +48,38 @@ def project(folder: Path) -> Path:
     return made
 
 
-def test_a_handler_of_the_current_folder_is_found_by_the_service_too(folder: Path, project: Path) -> None:
-    settings, said, warned = written(folder, "shop:handle", project)
-    assert settings["PYTHONPATH"].split(":")[0] == str(project)
-    assert f"The handler is found by PYTHONPATH={project}" in said
-    assert warned == ""
-    assert as_a_service(folder, settings).returncode == 0
-    assert f"PYTHONPATH` ({settings['PYTHONPATH']})" in (folder / "srv" / "README.md").read_text()
+@pytest.mark.parametrize("beside", ["nothing.py", "common.py", "queue.py"])
+def test_a_handler_of_the_current_folder_is_found_by_the_service_too(folder: Path, project: Path, beside: str) -> None:
+    """And what else is there hides nothing of Usher's or of Python's."""
+    (project / beside).write_text("raise RuntimeError('the wrong one')")
+    made = written(folder, "shop:handle", project)
+    assert (made.directory, made.warned) == (str(project), "")
+    assert f"Consumers run in {project}, where the module of their handler is" in made.said
+    assert as_a_service(folder, made) == 0
+    assert f"cd {project} && usher preflight" in (folder / "srv" / "README.md").read_text()
 
 
 def test_what_the_shell_names_is_named_to_the_service(folder: Path, project: Path) -> None:
-    settings, _, warned = written(folder, "shop:handle", folder, PYTHONPATH=f"{ROOT}:{project}")
-    assert (settings["PYTHONPATH"], warned) == (f"{ROOT}:{project}", "")
+    made = written(folder, "shop:handle", folder, PYTHONPATH=f"{ROOT}:{project}")
+    assert (made.settings["PYTHONPATH"], made.warned) == (f"{ROOT}:{project}", "")
+    assert made.directory == str(folder / "srv")
+    assert as_a_service(folder, made) == 0
 
 
 def test_one_that_is_installed_needs_nothing(folder: Path, project: Path) -> None:
-    settings, _, warned = written(folder, "common.demo.handlers:show", project)
-    assert ("PYTHONPATH" in settings, warned) == (False, "")
+    made = written(folder, "common.demo.handlers:show", project, PYTHONPATH="")
+    assert ("PYTHONPATH" in made.settings, made.directory, made.warned) == (False, str(folder / "srv"), "")
 
 
 def test_one_that_is_nowhere_is_told_with_the_command_for_later(folder: Path, project: Path) -> None:
-    settings, _, warned = written(folder, "missing:handle", project)
-    assert "no consumer will start: USHER_HANDLER=missing:handle: there is no module 'missing'" in warned
-    assert f"init-deploy {folder / 'srv'} --force" in warned
-    assert "PYTHONPATH" not in settings
-    assert as_a_service(folder, settings).returncode == 2
+    made = written(folder, "missing:handle", project)
+    assert "no consumer will start: USHER_HANDLER=missing:handle: there is no module 'missing'" in made.warned
+    assert f"init-deploy {folder / 'srv'} --force" in made.warned
+    assert as_a_service(folder, made) == 2
 
 
-def test_a_project_that_has_a_name_of_ours_hides_nothing(folder: Path, project: Path) -> None:
-    (project / "common.py").write_text("raise RuntimeError('the wrong common')")
-    settings, _, warned = written(folder, "shop:handle", project)
-    assert (settings["PYTHONPATH"].split(":")[0], warned) == (str(project), "")
-    assert as_a_service(folder, settings).returncode == 0
+def test_in_the_folder_that_the_warning_names_the_handler_is_found_when_it_has_come(folder: Path, project: Path) -> None:
+    made = written(folder, "late:handle", project)
+    assert "no consumer will start" in made.warned
+    (folder / "srv" / "late.py").write_text("def handle(message): ...\n")
+    assert as_a_service(folder, made) == 0

@@ -67,6 +67,13 @@ def test_settings_of_the_environment_are_kept_but_for_those_of_one_program() -> 
     assert not {"USHER_BIND", "USHER_CONSUMER_NAME", "HOME"} & settings.keys()
 
 
+def test_the_python_path_of_the_environment_is_kept_and_holds_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = planned(environ={"PYTHONPATH": "shop::/srv/lib"})
+    assert f"PYTHONPATH='{tmp_path}/shop:/srv/lib'\n" in kept.files()["usher.env"][0]
+    assert "PYTHONPATH" not in planned(environ={"PYTHONPATH": ""}).settings
+
+
 def test_a_redis_of_somebody_elses_is_used_and_not_run() -> None:
     host = planned(environ=_ELSEWHERE)
     assert host.roles == ["master", "consumer"]
