@@ -20,6 +20,14 @@ _FILE_ERRORS = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READON
 _FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database")
 
 
+def is_autocommit(connection: sa.Connection) -> bool:
+    """Whether each statement is a transaction of its own. To be asked after the first write of one: SQLite begins it then."""
+    driver = connection.connection.dbapi_connection
+    if connection.dialect.name == "sqlite":
+        return not getattr(driver, "in_transaction", True)
+    return bool(getattr(driver, "autocommit", False))
+
+
 class Why(enum.Enum):
     """Why it passes. CONTENTION is over in a moment; a database that is AWAY is not to be asked by everybody at once."""
 

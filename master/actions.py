@@ -17,7 +17,7 @@ from common.errors import RedisTrouble
 from common.keys import Keys
 from common.log import event
 from common.redis_client import CommandRefused, Link
-from common.stream_id import rank
+from common.stream_id import milliseconds, rank
 from common.streams import pairs
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,6 @@ class ActionLog:
 
 def _shown(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
     said = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs(flat).items()}
-    shown: dict[str, Any] = {"id": entry_id.decode(), "time_ms": int(entry_id.partition(b"-")[0])}
+    shown: dict[str, Any] = {"id": entry_id.decode(), "time_ms": milliseconds(entry_id)}
     shown |= {name: said.get(name, "") for name in ("who", "via", "what", "on", "why", "outcome")}
     return shown | ({"version": int(said["version"])} if said.get("version", "").isdecimal() else {})

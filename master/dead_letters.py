@@ -14,6 +14,7 @@ from common.clock import now_s
 from common.keys import Keys
 from common.redis_client import Link
 from common.scripts import ScriptRunner
+from common.stream_id import milliseconds
 from master.actions import Action, ActionLog
 from master.policy.letters import PARK, DeadLetter, LetterFilter, parse_letter, split_letter
 
@@ -111,7 +112,7 @@ class DeadLetters:
     def _read(self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None) -> list[DeadLetter]:
         start = wanted.start if after is None else b"(" + after
         end = wanted.end
-        if until is not None and (wanted.before_ms is None or wanted.before_ms >= int(until.partition(b"-")[0])):
+        if until is not None and (wanted.before_ms is None or wanted.before_ms >= milliseconds(until)):
             end = until
         return self._rows(start, end, count, "")
 

@@ -16,13 +16,14 @@ import orjson
 
 from common.attempts import decode
 from common.clock import now_s, wall_ms
+from common.doctor.writes import INFO_COMMANDS, write_trouble
 from common.keys import HALTED, MASTER, Keys
 from common.live_sockets import LiveSocket, LiveSockets
 from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
+from common.stream_id import milliseconds
 from common.streams import group_of
-from common.write_trouble import INFO_COMMANDS, write_trouble
 from master.elector import parse_held
 from master.index_scan import IndexScan
 from master.lag import lag_of
@@ -189,7 +190,7 @@ class Pulse(Service):
         sample = Sample(wall_ms(), entries, lag.entries if lag.is_exact else None, total, (group or {}).get(b"entries-read"))
         self._samples.append(sample)
         sent, done = rates(list(self._samples))
-        oldest_ms = int(bytes(lowest).partition(b"-")[0]) if lowest else None
+        oldest_ms = milliseconds(bytes(lowest)) if lowest else None
         self._history.append(point(sample.time_ms, sent, done, lag.entries, oldest_ms))
         held = parse_held(leader)
         self._by_name = by_name

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from common.clock import now_s
+from common.doctor.writes import INFO_COMMANDS, write_trouble
 from common.errors import GroupMissing
 from common.keys import MASTER, Keys
 from common.message import ticket_text
@@ -18,7 +19,6 @@ from common.scripts import ScriptRunner
 from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import Record, TicketStream, pairs, parse_record
-from common.write_trouble import INFO_COMMANDS, write_trouble
 from master.dead_letters import DeadLetters
 from master.elector import parse_held
 from master.lag import lag_of

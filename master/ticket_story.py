@@ -17,7 +17,7 @@ from common.message import first_value
 from common.redis_client import Link
 from common.run_log import decode
 from common.scripts import ScriptRunner
-from common.stream_id import rank
+from common.stream_id import milliseconds, rank
 from master.dead_letters import DeadLetters
 from master.policy.stuck import fence_ms
 
@@ -64,7 +64,7 @@ class TicketStory:
         if entries_from != END:
             ids, entries_from = self._find("entries", entries_from, (self._field, ticket), ends_s)
             sent = dict.fromkeys([*(one.decode() for one in ids), *(() if back else known)])
-            events += [{"event": "sent", "ms": _ms(one.encode()), "message_id": one} for one in sent]
+            events += [{"event": "sent", "ms": milliseconds(one.encode()), "message_id": one} for one in sent]
             reached.append(entries_from)
         if runs_from != END:
             text = orjson.dumps(ticket_id)
@@ -76,7 +76,7 @@ class TicketStory:
             events.append(_handed(fence_ms(held[1]), *held))  # nothing of it has ended yet
         events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
         more = entries_from != END or runs_from != END
-        times = [_ms(one.removeprefix("(").encode()) for one in reached if one != END]
+        times = [milliseconds(one.removeprefix("(").encode()) for one in reached if one != END]
         return Story(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
 
     def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
@@ -145,10 +145,6 @@ def _parse_back(back: str | None) -> tuple[str, str]:
 def _is_start(part: str) -> bool:
     first, dash, last = part.removeprefix("(").partition("-")
     return part.startswith("(") and bool(dash) and all(one.isascii() and one.isdigit() and len(one) <= 20 for one in (first, last))
-
-
-def _ms(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])
 
 
 def _ran(run: Any) -> dict[str, Any]:

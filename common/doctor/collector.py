@@ -9,6 +9,7 @@ from common.capabilities import ask
 from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Severity, StreamFacts
 from common.doctor.findings import examine_server
 from common.doctor.rights import find_rights
+from common.doctor.writes import info_lines
 from common.endpoints import CLUSTER, SENTINEL, mode
 from common.errors import GroupMissing, NotNow, RedisTrouble
 from common.keys import HALTED, MASTER, Keys, LogKeys
@@ -17,7 +18,6 @@ from common.registration import parse
 from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import TicketStream, pairs
-from common.write_trouble import info_lines
 
 _SETTINGS = (
     "appendonly",

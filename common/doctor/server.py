@@ -26,6 +26,12 @@ def judge_server(facts: Facts) -> Iterator[Finding]:
     yield from _abilities(facts)
 
 
+def refused_writes(facts: Facts) -> Finding | None:
+    """Of these checks the one that says why Redis takes no writes, BAD, or may take none, WARN; None when none does."""
+    stops = (finding for finding in (*_disk(facts), *_memory(facts)) if finding.severity is BAD or finding.seen.startswith("rdb_last_bgsave"))
+    return next(stops, None)
+
+
 def _version(facts: Facts) -> Iterator[Finding]:
     told = version_of(facts.info or {})
     if told is None:
@@ -92,7 +98,8 @@ def _disk(facts: Facts) -> Iterator[Finding]:
             else (WARN, "the last snapshot failed; where snapshots are scheduled Redis refuses writes for it")
         ),
     }
-    failed = [name for name in troubles if (facts.told(name) or "ok") != "ok" and not (name.startswith("rdb") and saves == "")]
+    unused = {"aof_last_write_status": facts.told("aof_enabled") == "0", "rdb_last_bgsave_status": saves == ""}  # an old trouble means nothing then
+    failed = [name for name in troubles if (facts.told(name) or "ok") != "ok" and not unused.get(name)]
     for name in failed:
         severity, means = troubles[name]
         yield Finding("disk", severity, f"{name} {facts.told(name)}", means, "look at the disk of Redis and at its log")
@@ -129,7 +136,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     of = "maxmemory" if limit else "the machine"
     total = limit or facts.number("total_system_memory") or 0
     seen = f"{_mib(used)} of {_mib(total)} ({of})" if total else _mib(used)
-    if limit and used >= limit:
+    if limit and used >= limit and (facts.told("maxmemory_policy") or "noeviction") == "noeviction":
         means = "nothing can be sent or handed over; what is in processing is still acknowledged, and nothing is lost"
         yield Finding("memory", BAD, seen, means, "trim what is done, or raise maxmemory")
     elif total and used >= _NEARLY_FULL * total:

@@ -15,7 +15,7 @@ try:
     import sqlalchemy as sa
     import sqlalchemy.orm
 
-    from common.sql_trouble import passing, plain
+    from common.sql_trouble import is_autocommit, passing, plain
 except ModuleNotFoundError as missing:  # an extra
     raise ModuleNotFoundError(
         f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
@@ -67,9 +67,7 @@ def _any_bytes(connection: Any, _record: object) -> None:
 
 def check_transactional(connection: sa.Connection) -> None:
     """Raises OutboxMisused when each statement would be a transaction of its own. After the first write of a transaction."""
-    driver = connection.connection.dbapi_connection
-    is_sqlite = connection.dialect.name == "sqlite"
-    if not getattr(driver, "in_transaction", True) if is_sqlite else getattr(driver, "autocommit", False):
+    if is_autocommit(connection):
         raise OutboxMisused("this engine is in AUTOCOMMIT mode: effects, state, checkpoint would be several transactions; leave out isolation_level")
 
 

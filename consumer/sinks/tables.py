@@ -24,6 +24,8 @@ try:
     import sqlalchemy as sa
     import sqlalchemy.orm
     from sqlalchemy.dialects import postgresql, sqlite
+
+    from common.sql_trouble import is_autocommit
 except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
     raise ModuleNotFoundError(
         f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
@@ -93,9 +95,7 @@ class SinkTables:
 
     def check_transactional(self, connection: sa.Connection) -> None:
         """Raise SinkMisused when each statement would be a transaction of its own. After the first write of a transaction."""
-        driver = connection.connection.dbapi_connection
-        alone = bool(getattr(driver, "autocommit", False)) if self._is_postgres else not getattr(driver, "in_transaction", True)
-        if alone:
+        if is_autocommit(connection):
             raise SinkMisused("the engine is in AUTOCOMMIT mode, in which fence, uid and effect are three transactions; leave isolation_level out")
 
     def check_unbroken(self, connection: sa.Connection) -> None:

@@ -18,6 +18,7 @@ from pydantic import Field
 from common.errors import StartRefused
 from common.running_up import running_up
 from common.settings import CommonSettings, load, options
+from master.commands.looking import printable
 from master.commands.operator import session
 
 _CONNECT_S = 3.0
@@ -134,5 +135,4 @@ def _when(ms: float) -> str:
 
 
 def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    return printable(value if isinstance(value, str) else orjson.dumps(value).decode())

@@ -17,6 +17,7 @@ from common.message import UID_FIELD, as_mapping, first_value
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
+from common.stream_id import milliseconds
 from common.streams import Entry
 from master.commands.trim import duration_s
 
@@ -115,7 +116,7 @@ def _start_of_following(link: Link, stream: str, start: str) -> bytes:
 
 def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     fields = as_mapping(entry.fields or [])
-    at_ms = int(entry.id.partition(b"-")[0])
+    at_ms = milliseconds(entry.id)
     if as_json:
         uid = first_value(entry.fields or [], UID_FIELD) or entry.id
         safe = {_plain(name): _plain(value) for name, value in fields.items()}

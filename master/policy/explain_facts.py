@@ -139,7 +139,6 @@ class Facts:
     gathered_is_exact: bool = True  # all sources were looked at, and to their end
     by_stream: bool = False  # tickets of a work stream are called STREAM/ID
 
-
     @property
     def of_record_parked(self) -> int:
         """How many of its record's entries are under ``master``: all when they were given back, all but the first of a halted ticket."""

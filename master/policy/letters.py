@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.stream_id import milliseconds
+
 #: The policy of a letter whose ticket waits for it.
 PARK = "park"
 
@@ -36,7 +38,7 @@ class DeadLetter:
 
     @property
     def written_ms(self) -> int:
-        return int(self.id.partition(b"-")[0])
+        return milliseconds(self.id)
 
     @property
     def group(self) -> tuple[str, str, str]:

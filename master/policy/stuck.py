@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from common.message import ticket_text
 from common.registration import name_of
-from common.stream_id import rank
+from common.stream_id import milliseconds, rank
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.policy.rules import Action, Rule, Rulebook
 
@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
     @property
     def sent_ms(self) -> int:
-        return int(self.id.partition(b"-")[0])
+        return milliseconds(self.id)
 
 
 class Parked(NamedTuple):

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from common.doctor.writes import INFO_COMMANDS, WriteTrouble, write_trouble
 from common.embedded import EmbeddedRedis
 from common.errors import NotNow
 from common.keys import Keys
 from common.live_sockets import LiveSockets
 from common.redis_client import CommandRefused, Link
-from common.write_trouble import INFO_COMMANDS, WriteTrouble, write_trouble
 from master.commands.status import drawn, look
 from master.pulse import Pulse
 from master.status import StatusReader
@@ -66,15 +66,17 @@ def test_a_snapshot_that_failed(link: Link, tmp_path: Path) -> None:
     until(lambda: seen(link) is not None)
     with pytest.raises(NotNow, match="MISCONF"):
         link.call("SET", "a", "b")
-    assert alarm_texts(link)[0].startswith("Redis refuses writes where it takes snapshots")
-    assert "Redis refuses writes where it takes snapshots" in status_text(link)
+    told = "Redis, disk: the last snapshot failed; where snapshots are scheduled Redis refuses writes for it"
+    assert alarm_texts(link)[0].startswith(told)
+    assert told in status_text(link)
 
 
 def test_full_memory(link: Link) -> None:
     link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
     with full_memory(link):
-        assert alarm_texts(link)[0].startswith("Redis refuses what needs memory")
-        assert "Redis refuses what needs memory" in status_text(link)
+        told = "Redis, memory: nothing can be sent or handed over"
+        assert alarm_texts(link)[0].startswith(told)
+        assert told in status_text(link)
     assert seen(link) is None
 
 

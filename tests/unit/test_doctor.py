@@ -115,6 +115,7 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     (with_config(no_appendfsync_on_rewrite="yes"), "fsync while rewriting", WARN),
     (with_info(aof_delayed_fsync="3"), "fsync delays", WARN),
     (with_info(aof_last_write_status="err"), "disk", BAD),
+    (with_info(aof_last_write_status="err", aof_enabled="0"), "disk", OK),  # switched off after it: Redis writes on
     (with_info(aof_last_bgrewrite_status="err"), "disk", WARN),
     (replace(with_info(rdb_last_bgsave_status="err"), config=CONFIG | {"save": "3600 1"}), "disk", BAD),
     (replace(with_info(rdb_last_bgsave_status="err"), config=None), "disk", WARN),
@@ -123,6 +124,7 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     (with_info(maxmemory_policy="volatile-ttl"), "eviction", BAD),
     (with_info(evicted_keys="7"), "eviction", WARN),
     (with_info(maxmemory="1000000"), "memory", BAD),
+    (with_info(maxmemory="1000000", maxmemory_policy="allkeys-lru"), "memory", WARN),  # it deletes, which is told as eviction
     (with_info(maxmemory="1000000", mem_not_counted_for_evict="900000"), "memory", OK),
     (with_info(maxmemory="1100000"), "memory", WARN),
     (with_info(used_memory="900000000"), "memory", WARN),

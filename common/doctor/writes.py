@@ -1,15 +1,18 @@
-"""Whether Redis refuses writes, seen without writing anything: from two sections of INFO."""
+"""Whether Redis refuses writes: the doctor's judgement of that alone, from two sections of INFO, so that a page may ask every second."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from common.doctor.facts import Facts, Severity
+from common.doctor.server import refused_writes
 
 #: What ``write_trouble`` reads the replies of. Sections, one by one: several in one command only Redis 7 knows.
 INFO_COMMANDS = (("INFO", "persistence"), ("INFO", "memory"))
 
 
 class WriteTrouble(NamedTuple):
-    """``is_certain``: Redis refuses writes; else it does unless it was told otherwise."""
+    """``is_certain``: Redis refuses writes; else it does if it is set up so, which INFO does not tell."""
 
     text: str
     is_certain: bool
@@ -27,11 +30,5 @@ def info_lines(reply: bytes) -> dict[str, str]:
 def write_trouble(persistence: Any, memory: Any) -> WriteTrouble | None:
     """What the replies of ``INFO_COMMANDS`` say against writing; None when nothing does, or Redis does not tell this user."""
     told = {name: value for reply in (persistence, memory) if isinstance(reply, bytes) for name, value in info_lines(reply).items()}
-    if told.get("aof_enabled") == "1" and told.get("aof_last_write_status", "ok") != "ok":
-        return WriteTrouble("Redis refuses writes: it cannot write its append-only file (is its disk full?)", True)
-    if told.get("rdb_last_bgsave_status", "ok") != "ok":
-        return WriteTrouble("Redis refuses writes where it takes snapshots: the last one failed (is its disk full?)", False)
-    limit, used = int(told.get("maxmemory", 0)), int(told.get("used_memory", 0)) - int(told.get("mem_not_counted_for_evict", 0))
-    if 0 < limit <= used and told.get("maxmemory_policy") == "noeviction":
-        return WriteTrouble("Redis refuses what needs memory: all of its maxmemory is used; nothing can be sent or handed over", True)
-    return None
+    found = refused_writes(Facts(info=told)) if told else None
+    return WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is Severity.BAD) if found is not None else None
