@@ -13,6 +13,7 @@ from common.errors import GiveUp
 from common.redis_client import CommandRefused, Link
 from consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
 from consumer.sinks.redis_guard import Outcome, RedisGuard
+from tests.integration.test_capabilities import with_user
 from tests.proxy import Proxy
 from tests.sinks import Mark
 
@@ -120,6 +121,19 @@ def test_the_effect_of_a_moment_ago_is_known_though_redis_clock_went_back(any_re
         assert redis.call("GET", "n:{T}") == b"%d" % number
     assert redis.call("ZRANGE", "usher:guard:default:T:uids", 0, -1) == [b"done:c", b"done:b", b"done:a"]
     few.close()
+
+
+def test_a_user_that_may_not_look_at_the_uids_has_no_effect_either(any_redis_url: str, redis: Link) -> None:
+    """One of a former version's rights: had the effect been first, each repeat would have it again."""
+    redis.call("ACL", "SETUSER", "former", "on", ">pw", "~*", "+@all", "-zrevrange")
+    try:
+        former = RedisGuard(with_user(any_redis_url, "former", "pw"))
+        with pytest.raises(CommandRefused, match="ermission|can't run this command"):
+            former.apply(Mark("T", "a", 1), ("INCR", "n:{T}"))
+        former.close()
+        assert redis.call("GET", "n:{T}") is None
+    finally:
+        redis.call("ACL", "DELUSER", "former")
 
 
 def test_threads_with_repeats_and_zombies_add_up(guard: RedisGuard, redis: Link, any_redis_url: str) -> None:

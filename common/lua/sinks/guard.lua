@@ -15,6 +15,7 @@ if is_done or redis.call('ZSCORE', KEYS[2], 'half:' .. uid) then
   if is_done then return {'DUPLICATE'} end
   return {'PARTLY', '0', 'by an earlier try'}
 end
+local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] -- before the effect: a user who may not ask must not have it either
 local answer, at, number = {'APPLIED'}, 5, 0
 local mark = 'done:'
 while at <= #ARGV do
@@ -31,7 +32,6 @@ while at <= #ARGV do
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
 redis.call('SET', KEYS[1], fence, 'PX', ARGV[3])
 -- Above all others, also when the clock went back (a failover) or stands still: else this very uid could be the first that is one too many.
 redis.call('ZADD', KEYS[2], string.format('%.0f', math.max(now, newest and tonumber(newest) + 1 or 0)), mark .. uid)
