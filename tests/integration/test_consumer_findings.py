@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -213,6 +213,13 @@ class _BareParts(PartialFailure):
         pass
 
 
+class _OddParts(_BareParts):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "failed":
+            raise ValueError("x")
+        return super().__getattribute__(name)
+
+
 class _Listed:
     id: ClassVar[list[str]] = []
 
@@ -235,7 +242,7 @@ def test_an_error_that_cannot_be_read_is_a_failure_of_its_message_only(stage: St
     assert not a.lost
 
 
-@pytest.mark.parametrize("how", ["parts", "unhashable", "no truth"])
+@pytest.mark.parametrize("how", ["parts", "odd parts", "unhashable", "no truth"])
 def test_so_is_a_batch_handlers_answer(stage: Stage, how: str) -> None:
     m, a = stage.leader(), stage.consumer("a", max_attempts=1)
     stage.send(T)
@@ -244,12 +251,29 @@ def test_so_is_a_batch_handlers_answer(stage: Stage, how: str) -> None:
     declared = Batch(10, 0.0, 1)
     call = BatchCall(a.executor, Gatherer(a.keeper, declared).take(now_s()) or [], declared)
     [message] = call.messages
-    if how == "parts":
-        call.end(None, _BareParts())
+    if how in ("parts", "odd parts"):
+        call.end(None, _BareParts() if how == "parts" else _OddParts())
     else:
         call.end({_Listed(): "x"} if how == "unhashable" else {message.id: _NoTruth()}, None)
     a.flush()
     assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"attempts_exhausted"]
+
+
+def test_neighbours_in_a_call_are_not_judged_by_an_error_that_cannot_be_read(stage: Stage) -> None:
+    """It is a RetryLater that does not say when, because of one of them: as after any error, each is tried by itself."""
+    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
+    for number in range(3):
+        stage.send(b"T%d" % number)
+    m.settle()
+    a.read()
+    declared = Batch(10, 0.0, 1)
+    gatherer = Gatherer(a.keeper, declared)
+    for messages in (3, 1, 1, 1):
+        call = BatchCall(a.executor, gatherer.take(now_s()) or [], declared)
+        assert len(call.messages) == messages
+        call.end(None, _Bare() if any(message.ticket == b"T1" for message in call.messages) else None)
+        a.flush()
+    assert [letter[b"usher-ticket"] for letter in stage.world.dead()] == [b"T1"]
 
 
 def test_a_start_that_was_charged_ahead_and_did_not_happen_is_not_counted_after_a_drain(stage: Stage, tmp_path: Path) -> None:
