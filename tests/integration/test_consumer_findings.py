@@ -11,6 +11,7 @@ import pytest
 from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, PartialFailure, ReplyUnknown, RetryLater
+from common.redis_client import CommandRefused
 from consumer.batch_pool import BatchCall, Gatherer
 from consumer.declared import Batch
 from consumer.watchdog import Watchdog
@@ -274,6 +275,51 @@ def test_neighbours_in_a_call_are_not_judged_by_an_error_that_cannot_be_read(sta
         call.end(None, _Bare() if any(message.ticket == b"T1" for message in call.messages) else None)
         a.flush()
     assert [letter[b"usher-ticket"] for letter in stage.world.dead()] == [b"T1"]
+
+
+def test_a_letter_that_redis_refuses_does_not_hold_up_those_that_wait_for_one_alone(stage: Stage, tmp_path: Path) -> None:
+    """Nothing ran beside the message that is given up; what is left of it is a letter that Redis will not take."""
+    process = Process(stage, stage.leader(), tmp_path / "a.journal", 5)
+    hand_over(stage, process, T)
+    for _ in range(2):
+        process.begin()
+        process.crash()
+    a = process.now
+    hand_over(stage, process, U)
+    run = process.begin()
+    if run.message.ticket == U:
+        run.succeed()
+        run = process.begin()
+        hand_over(stage, process, U)
+    assert run.message.ticket == T
+    assert a.start() is None
+    stage.link.call("SET", stage.keys.dead, "x")
+    run.fail(GiveUp())
+    with pytest.raises(CommandRefused):
+        a.flush()
+    assert process.begin().message.ticket == U
+    a.runs[0].succeed()
+    stage.link.call("DEL", stage.keys.dead)
+    a.flush()
+    assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"gave_up"]
+    assert not stage.world.state().index
+
+
+def test_a_letter_that_redis_refuses_does_not_keep_a_drain_from_giving_back_the_others(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    stage.send(T, b"1-1", b"2-1")
+    [other] = stage.send(U)
+    m.settle()
+    a.read()
+    run = _started(a)
+    assert run.message.ticket == T
+    stage.link.call("SET", stage.keys.dead, "x")
+    run.fail(GiveUp())
+    a.begin_drain()
+    with pytest.raises(CommandRefused):
+        a.flush()
+    assert a.give_back() == 1
+    assert stage.world.pending() == {a.name: [b"1-1", b"2-1"], b"master": [other]}
 
 
 def test_a_start_that_was_charged_ahead_and_did_not_happen_is_not_counted_after_a_drain(stage: Stage, tmp_path: Path) -> None:
