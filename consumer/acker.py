@@ -136,7 +136,12 @@ class Acker(Service):
     @property
     def is_flushed(self) -> bool:
         """Nothing waits to be written."""
-        is_empty = not (len(self._ledger) or self._failed or self._noting or self._given_up or self._burying)
+        return not (self._given_up or self._burying) and self.is_settled
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing waits to be written but dead letters: their lanes are held, and no other ticket is concerned."""
+        is_empty = not (len(self._ledger) or self._failed or self._noting)
         return is_empty and not self._writing  # in this order: what left the ledger did so after _writing was set
 
     # ---- this thread ---------------------------------------------------------------------------------------------------------
@@ -187,6 +192,7 @@ class Acker(Service):
                 self._burying.popleft()
             except CommandRefused as problem:  # one letter that Redis will not take must not hold up the others
                 refused = problem
+                self._keeper.end_isolation(self._burying[0].lane)  # nor those that must not run beside it
                 self._burying.rotate(-1)
         if refused is not None:
             raise refused

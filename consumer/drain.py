@@ -108,7 +108,7 @@ class Drain:
         """Give back what neither runs nor has anything waiting to be acknowledged. Returns the number of tickets."""
         quiet = self._keeper.quiet()
         # In this order: a ticket that became quiet by a failure is given back when Redis knows that, or its next owner would count one less.
-        if not quiet or not self._acker.is_flushed:
+        if not quiet or not self._acker.is_settled:
             return 0
         self._starts.take_back(self._steps, [entry_id for ids in quiet.values() for entry_id in ids])
         # Were it not for that order: of what ended Redis has the id in processing, so a ticket that is not whole stays for the next look.

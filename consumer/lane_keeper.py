@@ -81,6 +81,13 @@ class LaneKeeper:
             self._wake(len(self._board.ready))
         self.on_ready()
 
+    def end_isolation(self, lane: MessageLane) -> None:
+        """What this held lane waits for may never happen; it stays held, and the others go on."""
+        with self._changed:
+            self._board.end_isolation(lane)
+            self._wake(len(self._board.ready))
+        self.on_ready()
+
     def retry_held(self, lane: MessageLane, message: Message, due_s: float) -> None:
         """What this held lane waited for has happened; ``message`` comes first in it again, and nothing of it starts before ``due_s``."""
         with self._changed:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from common.errors import PartialFailure, RetryLater, UsherError
+from consumer.policy.outcome import readable
 
 
 class InCall(Protocol):
@@ -60,8 +61,10 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
 
     What is returned otherwise, or names a message that was not in the call, is an error of the handler: as if it had raised it.
     """
+    if raised is not None:
+        raised = readable(raised)  # a RetryLater that does not say when is an error like any other
     if isinstance(raised, PartialFailure):
-        returned = getattr(raised, "failed", None)
+        returned = _failed_of(raised)
         raised = None if isinstance(returned, Mapping) else TypeError(f"{type(raised).__name__} is a PartialFailure without a mapping of failures")
     if raised is None:
         try:
@@ -74,6 +77,14 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
     if isinstance(raised, RetryLater) or sum(map(len, parts)) == 1:
         return [Verdict(0, raised) for _ in parts]
     return [Verdict(0, TriedTogether(_told(raised))) for _ in parts]
+
+
+def _failed_of(raised: PartialFailure) -> Any:
+    """What it says of failures; None where that cannot be had."""
+    try:
+        return raised.failed
+    except Exception:  # a handler's own kind of it may never have called ours
+        return None
 
 
 def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseException] | TypeError:

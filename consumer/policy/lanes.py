@@ -147,6 +147,10 @@ class LaneBoard(Generic[M]):
         """What a held lane waited for has happened."""
         self._settle(lane)
 
+    def end_isolation(self, lane: Lane[M]) -> None:
+        """Of a held lane: what it waits for may never happen, and must not keep the others waiting."""
+        self._rejoin(lane)
+
     def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
         """Its runner is done with it; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket was forgotten while
         the message ran, the message is dropped."""

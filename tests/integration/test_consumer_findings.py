@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, PartialFailure, ReplyUnknown, RetryLater
+from common.redis_client import CommandRefused
 from consumer.batch_pool import BatchCall, Gatherer
 from consumer.declared import Batch
 from consumer.watchdog import Watchdog
@@ -213,6 +214,13 @@ class _BareParts(PartialFailure):
         pass
 
 
+class _OddParts(_BareParts):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "failed":
+            raise ValueError("x")
+        return super().__getattribute__(name)
+
+
 class _Listed:
     id: ClassVar[list[str]] = []
 
@@ -235,7 +243,7 @@ def test_an_error_that_cannot_be_read_is_a_failure_of_its_message_only(stage: St
     assert not a.lost
 
 
-@pytest.mark.parametrize("how", ["parts", "unhashable", "no truth"])
+@pytest.mark.parametrize("how", ["parts", "odd parts", "unhashable", "no truth"])
 def test_so_is_a_batch_handlers_answer(stage: Stage, how: str) -> None:
     m, a = stage.leader(), stage.consumer("a", max_attempts=1)
     stage.send(T)
@@ -244,12 +252,74 @@ def test_so_is_a_batch_handlers_answer(stage: Stage, how: str) -> None:
     declared = Batch(10, 0.0, 1)
     call = BatchCall(a.executor, Gatherer(a.keeper, declared).take(now_s()) or [], declared)
     [message] = call.messages
-    if how == "parts":
-        call.end(None, _BareParts())
+    if how in ("parts", "odd parts"):
+        call.end(None, _BareParts() if how == "parts" else _OddParts())
     else:
         call.end({_Listed(): "x"} if how == "unhashable" else {message.id: _NoTruth()}, None)
     a.flush()
     assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"attempts_exhausted"]
+
+
+def test_neighbours_in_a_call_are_not_judged_by_an_error_that_cannot_be_read(stage: Stage) -> None:
+    """It is a RetryLater that does not say when, because of one of them: as after any error, each is tried by itself."""
+    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
+    for number in range(3):
+        stage.send(b"T%d" % number)
+    m.settle()
+    a.read()
+    declared = Batch(10, 0.0, 1)
+    gatherer = Gatherer(a.keeper, declared)
+    for messages in (3, 1, 1, 1):
+        call = BatchCall(a.executor, gatherer.take(now_s()) or [], declared)
+        assert len(call.messages) == messages
+        call.end(None, _Bare() if any(message.ticket == b"T1" for message in call.messages) else None)
+        a.flush()
+    assert [letter[b"usher-ticket"] for letter in stage.world.dead()] == [b"T1"]
+
+
+def test_a_letter_that_redis_refuses_does_not_hold_up_those_that_wait_for_one_alone(stage: Stage, tmp_path: Path) -> None:
+    """Nothing ran beside the message that is given up; what is left of it is a letter that Redis will not take."""
+    process = Process(stage, stage.leader(), tmp_path / "a.journal", 5)
+    hand_over(stage, process, T)
+    for _ in range(2):
+        process.begin()
+        process.crash()
+    a = process.now
+    hand_over(stage, process, U)
+    run = process.begin()
+    if run.message.ticket == U:
+        run.succeed()
+        run = process.begin()
+        hand_over(stage, process, U)
+    assert run.message.ticket == T
+    assert a.start() is None
+    stage.link.call("SET", stage.keys.dead, "x")
+    run.fail(GiveUp())
+    with pytest.raises(CommandRefused):
+        a.flush()
+    assert process.begin().message.ticket == U
+    a.runs[0].succeed()
+    stage.link.call("DEL", stage.keys.dead)
+    a.flush()
+    assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"gave_up"]
+    assert not stage.world.state().index
+
+
+def test_a_letter_that_redis_refuses_does_not_keep_a_drain_from_giving_back_the_others(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    stage.send(T, b"1-1", b"2-1")
+    [other] = stage.send(U)
+    m.settle()
+    a.read()
+    run = _started(a)
+    assert run.message.ticket == T
+    stage.link.call("SET", stage.keys.dead, "x")
+    run.fail(GiveUp())
+    a.begin_drain()
+    with pytest.raises(CommandRefused):
+        a.flush()
+    assert a.give_back() == 1
+    assert stage.world.pending() == {a.name: [b"1-1", b"2-1"], b"master": [other]}
 
 
 def test_a_start_that_was_charged_ahead_and_did_not_happen_is_not_counted_after_a_drain(stage: Stage, tmp_path: Path) -> None:
