@@ -14,7 +14,7 @@ from common.live_sockets import LiveSockets
 from common.redis_client import Link
 from master import pulse as pulse_module
 from master.index_scan import IndexScan
-from master.policy.explain_facts import BoardFacts
+from master.policy.stuck import Parked
 from master.pulse import CONSUMERS, OVERVIEW, Pulse
 from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World
@@ -79,7 +79,7 @@ def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_fo
         [sent] = world.owned(leader, a, ticket)
         world.spoil(ticket, b"%s 5 %s" % (a.name, sent))
     world.parked(leader, b"P", *[b"%d-1" % number for number in range(2000, 2060)])
-    memory = {b"ALL": BoardFacts("open", 70, True), b"PART": BoardFacts("open", 80, False), b"P": None}
+    memory = {b"ALL": Parked(70, True), b"PART": Parked(80, False), b"P": None}
     for board, all_, part in ((memory.get, (70, True), (80, False)), (lambda ticket: None, (0, False), (0, False))):
         seen = look(Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, board))
         told = {row["ticket_id"]: (row["behind"], row["behind_is_exact"]) for row in seen["stuck"]}
