@@ -157,8 +157,8 @@ class LiveSockets(Service):
             return 0.0  # who asked for the end meanwhile had no bell to ring
         for key, events in self._selector.select(0.0 if self._posted else _LOOK_S if self._open else self.stalls_after_s / 3):
             if key.fileobj is self._ear:
-                self._rung = False
                 self._ear.recv(4096)
+                self._rung = False  # not before: a ring that comes meanwhile is received too, and nobody would ring again
                 continue
             live: LiveSocket = key.data
             if events & selectors.EVENT_READ and not live.is_there():

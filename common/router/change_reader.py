@@ -166,8 +166,8 @@ class ChangeReader(Service):
         wait_s = _REPLY_S / 4 if self._asked else max(0.0, min(1.0, self._next_sweep_s - now))
         for key, _ in self._selector.select(wait_s):
             if key.fileobj is self._ear:
-                self._rung = False
                 self._ear.recv(4096)
+                self._rung = False  # not before: a ring that comes meanwhile is received too, and nobody would ring again
             else:
                 self._hear(self._link.receive())
         trouble, self._not_now = self._not_now, None

@@ -1,0 +1,54 @@
+"""Services that wait on sockets are woken by a byte: somebody who rings while the last ring is being heard must not silence all later ones."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from common.live_sockets import LiveSockets
+from common.router.change_reader import ChangeReader
+from common.stream_router import StreamRouter
+
+
+class RungMeanwhile:
+    """An ear; while it hears a ring, another thread rings: to receive releases the interpreter."""
+
+    def __init__(self, ear: socket.socket, ring: Callable[[], None]) -> None:
+        self._ear, self._ring = ear, ring
+        self.heard = 0
+        self.fileno, self.close = ear.fileno, ear.close
+
+    def recv(self, size: int) -> bytes:
+        self._ring()
+        self.heard += 1
+        return self._ear.recv(size)
+
+
+def _live(url: str) -> LiveSockets:
+    return LiveSockets(10)
+
+
+def _router(url: str) -> ChangeReader:
+    reader = StreamRouter(url)._reader
+    assert isinstance(reader, ChangeReader)
+    return reader
+
+
+@pytest.mark.parametrize("make", [_live, _router])
+def test_who_rings_while_a_ring_is_heard_silences_nobody(redis_url: str, make: Callable[[str], LiveSockets | ChangeReader]) -> None:
+    service = make(redis_url)
+    service.run_once()
+    ear = RungMeanwhile(service._ear, service.interrupt)
+    service._selector.unregister(service._ear)
+    service._selector.register(ear, select.POLLIN)
+    service._ear = ear  # type: ignore[assignment]
+    service.interrupt()
+    while not ear.heard:
+        service.run_once()
+    service.interrupt()
+    assert select.select([ear], [], [], 0)[0], "it is not woken any more: nobody sends a byte again"
+    service.run_once()
+    service.on_end()
