@@ -107,6 +107,15 @@ def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: Pulse, world: World
     world.apart_because = "its first message is gone from the index only"
 
 
+def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.parked(world.elect(), b"T", b"%d-1" % (1000 * wall_ms()))
+    assert look(pulse)["stuck"] == []
+    monkeypatch.setattr(pulse_module, "wall_ms", lambda: wall_ms() + 10_000)
+    [row] = look(pulse)["stuck"]
+    assert (row["ticket_id"], row["state"]) == ("T", "parked")
+    assert pulse.last["alarms"][0]["level"] != "ok"
+
+
 def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
     names = [b"t%d" % number for number in range(3000)]
     world.link.pipeline([("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 - at)) for at, name in enumerate(names)])
