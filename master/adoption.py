@@ -7,7 +7,7 @@ empty, and all that is pending under ``master`` is taken in, in id order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from master.intake import sort_out
 from master.leader_steps import LeaderSteps
 from master.policy.dispatch import Board
 from master.policy.group_loss import Held, Memory, reached, repeats, restart
-from master.policy.plans import RETURNED
+from master.policy.plans import RETURNED, TAIL
 from master.recoverer import PAGE
 from master.roster import Member, read_roster
 
@@ -233,3 +233,23 @@ def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderSteps) -
     if count or rejoined.done:
         event(log, "entries_rejoined", level=logging.WARNING, count=count, done_before=len(rejoined.done), repeated=len(over))
     board.take_in((entry_id, ticket) for ticket, entry_id in known if entry_id in over)
+
+
+def sort_again(
+    again: Sequence[tuple[bytes, bytes]], board: Board, stream: TicketStream
+) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
+    """Of (id, ticket) that the group is given again, because somebody has set it back: (ticket, id) of those that are in processing, by memory or by
+    the index, and (id, ticket) of the others. Memory alone does not know: a report of their first time that came late has freed them. To hand such
+    a one over again would name it twice in its record, and its owner, who has it, passes it over."""
+    if not again:
+        return [], []
+    tickets = list(dict.fromkeys(ticket for _, ticket in again))
+    named = {
+        (ticket, entry_id)
+        for ticket, record in zip(tickets, stream.records_of(tickets), strict=True)
+        if record is not None and record.owner not in (HALTED, RETURNED, TAIL)
+        for entry_id in record.ids
+    }
+    held = [(ticket, entry_id) for entry_id, ticket in again if board.has(ticket, entry_id) or (ticket, entry_id) in named]
+    is_held = set(held)
+    return held, [(entry_id, ticket) for entry_id, ticket in again if (ticket, entry_id) not in is_held]

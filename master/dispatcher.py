@@ -22,7 +22,7 @@ from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.streams import TicketStream, parse_record
-from master.adoption import adopt, rejoin
+from master.adoption import adopt, rejoin, sort_again
 from master.counts import LeaderCounts
 from master.doorbell import Doorbell
 from master.elector import Lead
@@ -37,11 +37,12 @@ from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
 from master.policy.group_loss import Memory
 from master.policy.plans import NOTHING, HandOverPlan, HandOverReply
+from master.policy.stuck import Parked
 from master.quiet_tickets import PAGE, QuietTickets
 from master.reader import IDLE_READ_S, Reader
 from master.recoverer import Recoverer
 from master.roster import Member
-from master.rule_work import RuleWork, glance
+from master.rule_work import RuleWork, glance, parked_of
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,10 @@ class Dispatcher(Service):
     def glance(self, ticket: bytes) -> BoardFacts | None:
         """What memory has of a ticket, while this master leads; None: nothing. A glance from outside: it may be a moment old."""
         return glance(self.board, ticket, now_s(), wall_ms()) if self.leads else None
+
+    def parked_of(self, ticket: bytes) -> Parked | None:
+        """How much of it memory has parked, while this master leads; None: nothing is known. A glance too."""
+        return parked_of(self.board, ticket) if self.leads else None
 
     # ---- the turn ------------------------------------------------------------------------------------------------------------
 
@@ -352,8 +357,8 @@ class Dispatcher(Service):
         if news.found:
             usable, rejected = sort_out(news.found, self._limits.spread)
             repeats, again, new = self._reader.split(usable)
-            known = [(ticket, entry_id) for entry_id, ticket in repeats]
-            known += [(ticket, entry_id) for entry_id, ticket in again if self.board.has(ticket, entry_id)]
+            held, late = sort_again(again, self.board, self._stream)
+            known = [*((ticket, entry_id) for entry_id, ticket in repeats), *held]
             known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
             # Where some were known, none goes out before it is clear who has those: they may come before others of their ticket.
             plan = (self.board.plan(self._limits.batch, now_s()) if not known and not again else None) or NOTHING
@@ -371,7 +376,8 @@ class Dispatcher(Service):
             self._memory = self._memory.read(news.found[0].id, news.found[-1].id)
             self._rejected += rejected
             self._learn(plan, reply)
-            self.board.take_in(one for one in again if not self.board.has(one[1], one[0]))
+            self.board.take_in(late)
+            self._unsure.update(ticket for ticket, _ in held)
             if known:
                 self._rejoin(known)
         if self._reader.is_past_repeats(news):

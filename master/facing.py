@@ -94,7 +94,7 @@ class Facing:
     def _make_pages(self) -> PagePort:
         place, link, keys = self._place, self._place.link, self._place.keys
         field = place.settings.work_ticket_field
-        pulse = Pulse(link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.glance)
+        pulse = Pulse(link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.parked_of)
         bulk = BulkLetters(DeadLetters(link("bulk"), keys))
         self.services += [pulse, bulk]
         story = self._kept(TicketStory(link("story"), keys, field))

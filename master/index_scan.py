@@ -13,7 +13,7 @@ from common.keys import MASTER, Keys
 from common.message import LONGEST_TICKET
 from common.redis_client import Link
 from common.scripts import ScriptRunner
-from master.policy.stuck import Head, Parked, oldest, parse_head
+from master.policy.stuck import Head, Parked, oldest, parse_head, since_ms
 
 _COUNT = 1000
 #: Old heads that are kept in mind; parked entries, and pending ones, that are looked at.
@@ -91,7 +91,10 @@ class IndexScan:
                 now[head.ticket] = head
         kept = oldest(now.values(), _KEPT)
         self._candidates = {head.ticket: head for head in kept if head.owner}
-        self._moved_ms = {head.id: self._moved_ms[head.id] for head in kept if head.id in self._moved_ms}
+        moved_ms = {head.id: self._moved_ms.get(head.id, 0) for head in kept}
+        # Of what stands since now, also because nobody knows since when, the next look is to know.
+        moved_ms |= {head.id: now_ms for head in kept if since_ms(head, moved_ms[head.id], now_ms) == now_ms}
+        self._moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
         return kept
 
     def _pending(self, name: bytes, most: int) -> list[bytes]:

@@ -29,7 +29,6 @@ from master.index_scan import IndexScan
 from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.alarms import BAD, Alarm, alarms
-from master.policy.explain_facts import BoardFacts
 from master.policy.pulse import Sample, is_still, point, rates
 from master.policy.rules import Rulebook, Target
 from master.policy.stuck import Parked, Seen, stuck_rows
@@ -55,13 +54,13 @@ _LIVE_FIELDS = ("incarnation", "state", "tickets", "pending", "beat_ms")
 
 
 class Pulse(Service):
-    """``board``: what this master has of a ticket in memory, when it leads."""
+    """``parked_of``: how much this master has parked of a ticket in memory, when it leads."""
 
     name = "pulse"
     stalls_after_s = 3 * _STILL_EVERY_S
 
     def __init__(
-        self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, board: Callable[[bytes], BoardFacts | None]
+        self, link: Link, keys: Keys, ticket_field: str, lease_ms: int, sockets: LiveSockets, parked_of: Callable[[bytes], Parked | None]
     ) -> None:
         super().__init__()
         self._link = link
@@ -69,7 +68,7 @@ class Pulse(Service):
         self._keys = keys
         self._lease_ms = lease_ms
         self._sockets = sockets
-        self._board = board
+        self._in_memory = parked_of
         self._scan = IndexScan(link, keys, ticket_field)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
@@ -258,10 +257,10 @@ class Pulse(Service):
     def _parked_of(self, ticket: bytes) -> Parked:
         """From Redis, as far as it was looked at; else what the leader knows, when it is this master."""
         seen = self._scan.parked_of(ticket)
-        board = None if seen.is_exact else self._board(ticket)
-        if board is None:
+        known = None if seen.is_exact else self._in_memory(ticket)
+        if known is None:
             return seen
-        return Parked(board.parked, True) if board.has_all else Parked(max(board.parked, seen.messages), False)
+        return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
 
     # -- telling
 

@@ -97,10 +97,10 @@ class ServicePort:
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """From the index; on the leader also what it has parked of the ticket, where memory has all of it."""
         found = self._status.ticket(ticket_id)
-        board = self._dispatcher.glance(ticket_id.encode())
-        if found is None and (board is None or not board.parked):
+        known = self._dispatcher.parked_of(ticket_id.encode())
+        if found is None and (known is None or not known.messages):
             return None
-        parked = board.parked if board is not None and board.has_all else None
+        parked = known.messages if known is not None and known.is_exact else None
         return (found or {"ticket_id": ticket_id, "state": "waiting", "message_ids": []}) | {"parked": parked}
 
     def sources(self) -> dict[str, Any] | None:

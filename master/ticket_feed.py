@@ -112,8 +112,7 @@ class TicketFeed(Service):
         if not self._followers:
             self._rest()
             return _EMPTY_S
-        for _ in range(len(self._behind)):
-            self._catch_up(self._behind.popleft())
+        more = [self._catch_up(self._behind.popleft()) for _ in range(len(self._behind))]
         now = now_s()
         if now >= self._look_at_s:
             self._look_at_s = now + _LOOK_S
@@ -121,7 +120,7 @@ class TicketFeed(Service):
         if now >= self._positions_at_s:
             self._positions_at_s = now + _POSITION_S
             self._tell_positions()
-        return 0.0 if self._behind else _LOOK_S
+        return 0.0 if any(more) else _LOOK_S
 
     def on_end(self) -> None:
         self._rest()
@@ -229,19 +228,15 @@ class TicketFeed(Service):
         self._look_at_s = 0.0
         if follower.position is not None:
             follower.behind = set(range(len(SOURCES)))
-            for source, last in enumerate(follower.position):
-                if rank(last) > rank(self._heads[source]):
-                    # An id of an earlier stream of that name: nothing of what is there now may be missed.
-                    self._send(follower, [_gap(follower.ticket, source, last)])
-                    follower.position[source] = ZERO
             self._behind.append(follower)
 
-    def _catch_up(self, follower: Follower) -> None:
-        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where all of them are known."""
+    def _catch_up(self, follower: Follower) -> bool:
+        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where all of them are known.
+        Returns whether there is more to be read at once."""
         assert follower.live is not None
         assert follower.position is not None
         if follower.live.closed:
-            return
+            return False
         try:
             pages = self._pages(follower)
         except RedisTrouble:
@@ -266,15 +261,21 @@ class TicketFeed(Service):
         else:
             self._values.pop(follower.ticket, None)  # now it is told the state
             self._look_at_s = 0.0
+        return not follower.behind.isdisjoint(pages)
 
     def _pages(self, follower: Follower) -> dict[int, list[Entry]]:
-        """The next page of each source that a follower is behind with. Where something is gone that it had not, it is told."""
+        """The next page of each source that a follower is behind with. Where something is gone that it had not, it is told. None of a source of
+        which it has more than was read here: another master was faster."""
         assert follower.position is not None
         pages = {}
         for source in sorted(follower.behind):
             last = follower.position[source]
-            first, pages[source] = self._page(source, last)
-            if last != ZERO and first is not None and rank(first) > rank(last):
+            is_ahead = rank(last) > rank(self._heads[source])
+            if is_ahead and rank(last) <= rank(self._last_id(self._streams[source])):
+                continue
+            # What is above all ids is of an earlier stream of that name: nothing of what is there now may be missed.
+            first, pages[source] = self._page(source, ZERO if is_ahead else last)
+            if is_ahead or (last != ZERO and first is not None and rank(first) > rank(last)):
                 self._send(follower, [_gap(follower.ticket, source, last)])
                 follower.position[source] = ZERO  # said once, also when nothing of this page is told yet
         return pages

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from common.capabilities import Capability
@@ -78,7 +79,7 @@ def _document(url: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]
 
 
 def _show(url: str, facts: Facts, findings: list[Finding]) -> None:
-    screen = Console(highlight=False)
+    screen = Console(highlight=False, emoji=False)
     screen.print(_findings_table(redacted(url), findings))
     screen.print()
     screen.print(_promise_table(promise(facts)))
@@ -123,4 +124,4 @@ def _table(title: str, *columns: str) -> Table:
 
 def _safe(text: str) -> str:
     """What Redis says may hold anything: no control characters, no markup."""
-    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text).replace("[", "\\[")
+    return escape("".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text))

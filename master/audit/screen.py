@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from common.keys import Keys
@@ -18,7 +19,7 @@ _SHOWN_EXAMPLES = 2
 
 def show(report: Report, page: Path | None) -> None:
     """Print verdict, findings with examples, what stays open, and the figures."""
-    screen = Console(highlight=False)
+    screen = Console(highlight=False, emoji=False)
     screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
     for one in in_order(report.found):
         more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
@@ -47,4 +48,4 @@ def show(report: Report, page: Path | None) -> None:
 
 def _safe(text: str) -> str:
     """What Redis says may hold anything: no control characters, no markup."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text).replace("[", "\\[")
+    return escape("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text))

@@ -85,7 +85,7 @@ def _ask(session: requests.Session, url: str, ticket_id: str, position: str, tok
         headers["Last-Event-ID"] = position
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    address = f"{url}/api/events?id={quote(ticket_id, safe='')}"
+    address = f"{url}/api/events?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
     reply = session.get(address, headers=headers, stream=True, timeout=(_CONNECT_S, _SILENCE_S), allow_redirects=False)
     if reply.status_code == 200:
         return reply
@@ -130,7 +130,10 @@ def _line(told: Told) -> str:
 
 def _when(ms: float) -> str:
     """Local time; with the day when it is not today."""
-    at = datetime.fromtimestamp(ms / 1000)
+    try:
+        at = datetime.fromtimestamp(ms / 1000)
+    except (OverflowError, ValueError, OSError):
+        return "?"  # of an id that somebody chose
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 

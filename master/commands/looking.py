@@ -12,6 +12,7 @@ import click
 import orjson
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
@@ -69,7 +70,7 @@ def print_json(document: Any) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = (), ids: Sequence[str] = ()) -> Table:
     """A table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on one line, to be copied."""
-    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    made = Table(title=Text(printable(title), "table.title"), title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=column in ids)
     for row in rows:
@@ -82,11 +83,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
-def _cell(value: object) -> str:
+def _cell(value: object) -> Text:
+    """As it is: no markup, no emoji."""
     text = f"{value:,}" if isinstance(value, int) else str(value)
-    safe = printable(text).replace("[", "\\[")  # no markup
-    style = _STYLES.get(text)
-    return f"[{style}]{safe}[/{style}]" if style else safe
+    return Text(printable(text), _STYLES.get(text, ""))
 
 
 def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -122,4 +122,4 @@ def way_out(row: dict[str, Any]) -> str | None:
 
 
 def console() -> Console:
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False)

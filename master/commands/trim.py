@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from common.errors import RedisTrouble, StartRefused
@@ -170,4 +171,4 @@ def _show(told: dict[str, Any]) -> None:
         were = "was" if told["cut"] == 1 else "were"
         screen.print(f"{many(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}.", markup=False, soft_wrap=True)
     if told["stopped_by"]:
-        screen.print(f"[red]Stopped:[/red] {told['stopped_by']}", soft_wrap=True)
+        screen.print(f"[red]Stopped:[/red] {escape(told['stopped_by'])}", soft_wrap=True)

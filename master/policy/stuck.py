@@ -67,20 +67,24 @@ def fence_ms(fence: int) -> int:
     return fence // _FENCES_PER_MS
 
 
-def since_ms(head: Head, moved_ms: int = 0) -> int:
-    """Since when the head has stood still: it was sent, it got its owner, or the one before it was finished.
+def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
+    """Since when the head has stood still: it was sent, it got its owner, or the one before it was finished. What is said to be in the future tells
+    nothing: an id need not be a time. Where nothing else is known, since now.
 
-    >>> since_ms(Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1)), since_ms(Head(b"T", b"", 0, b"5000-0", 1), 9000)
-    (7000, 9000)
+    >>> handed, parked = Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1), Head(b"T", b"", 0, b"5000-0", 1)
+    >>> since_ms(handed, 0, 9500), since_ms(parked, 9000, 9500), since_ms(handed, 0, 6000), since_ms(parked, 0, 4000)
+    (7000, 9000, 5000, 4000)
     """
-    return max(head.sent_ms, fence_ms(head.fence), moved_ms)
+    handed_ms = fence_ms(head.fence)
+    known = [ms for ms in (head.sent_ms, *filter(None, (handed_ms, moved_ms))) if ms <= now_ms]
+    return max(known, default=now_ms)
 
 
 def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> list[dict[str, Any]]:
     """Those that stand still or are being tried again, oldest first."""
     rows = []
     for head in sorted(heads, key=lambda one: rank(one.id)):
-        still_ms = now_ms - since_ms(head, seen.moved_ms.get(head.id, 0))
+        still_ms = now_ms - since_ms(head, seen.moved_ms.get(head.id, 0), now_ms)
         attempts = seen.attempts.get(head.id, 0)
         if not (still_ms >= STUCK_MS or attempts or head.owner == HALTED):
             continue

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.text import Text
 
 from common.cli import usher
+from common.commands import doctor
+from master.audit import screen
+from master.commands.follow import Told, _line
 from master.policy.rules import Target, rule_id
 from tests.integration.factories import World
 
@@ -90,3 +95,30 @@ def test_of_a_ticket_of_which_nothing_is_left_nobody_knows_whether_it_ever_came(
     world.elect()
     told = " ".join(shown(world, "tickets", "explain", "nosuch").output.split())
     assert told == "nosuch: idle nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came"
+
+
+@pytest.mark.parametrize("ticket", [b"\\[/x]", b"\\[red]", b"[/x]", b"gift:id:key:7", b"a\\"])
+def test_tickets_are_shown_as_they_are_called(world: World, ticket: bytes) -> None:
+    """No markup, also behind a backslash, and no emoji: whoever copies a name must get that ticket."""
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, ticket)
+    world.give_up(a, ticket, "skip")
+    world.owned(leader, a, ticket)
+    letter = world.letter_ids()[0].decode()
+    for words in (("dead", "list"), ("dead", "show", letter), ("tickets", "list"), ("tickets", "show", ticket.decode()), ("status", "--once")):
+        ended = shown(world, *words)
+        assert (ended.exit_code, ended.exception) == (0, None), words
+        assert ticket.decode() in ended.output.split(), (words, ended.output)
+
+
+@pytest.mark.parametrize("ms", [0, 1_700_000_000_000_000, 2**64 - 1])
+def test_what_happens_to_messages_with_ids_that_somebody_chose_is_told_all_the_same(ms: int) -> None:
+    """An id need not be a time: a producer may count microseconds, or begin at 1."""
+    line = _line(Told("", "entry", {"ticket_id": "T", "time_ms": ms, "message_id": f"{ms}-0"}))
+    assert line.endswith(f"entry        message_id={ms}-0")
+
+
+@pytest.mark.parametrize("text", ["\\[/x]", "\\[red]x", "[/x]", "a\\"])
+@pytest.mark.parametrize("safe", [screen._safe, doctor._safe])
+def test_what_audit_and_doctor_say_of_names_is_no_markup(safe: Callable[[str], str], text: str) -> None:
+    assert Text.from_markup(f"[red]{safe(text)}[/]", emoji=False).plain == text

@@ -14,7 +14,7 @@ from common.live_sockets import LiveSockets
 from common.redis_client import Link
 from master import pulse as pulse_module
 from master.index_scan import IndexScan
-from master.policy.explain_facts import BoardFacts
+from master.policy.stuck import Parked
 from master.pulse import CONSUMERS, OVERVIEW, Pulse
 from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World
@@ -79,7 +79,7 @@ def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_fo
         [sent] = world.owned(leader, a, ticket)
         world.spoil(ticket, b"%s 5 %s" % (a.name, sent))
     world.parked(leader, b"P", *[b"%d-1" % number for number in range(2000, 2060)])
-    memory = {b"ALL": BoardFacts("open", 70, True), b"PART": BoardFacts("open", 80, False), b"P": None}
+    memory = {b"ALL": Parked(70, True), b"PART": Parked(80, False), b"P": None}
     for board, all_, part in ((memory.get, (70, True), (80, False)), (lambda ticket: None, (0, False), (0, False))):
         seen = look(Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, board))
         told = {row["ticket_id"]: (row["behind"], row["behind_is_exact"]) for row in seen["stuck"]}
@@ -105,6 +105,15 @@ def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: Pulse, world: World
     assert look(pulse)["stuck"] == []
     assert look(pulse)["stuck"] == []
     world.apart_because = "its first message is gone from the index only"
+
+
+def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.parked(world.elect(), b"T", b"%d-1" % (1000 * wall_ms()))
+    assert look(pulse)["stuck"] == []
+    monkeypatch.setattr(pulse_module, "wall_ms", lambda: wall_ms() + 10_000)
+    [row] = look(pulse)["stuck"]
+    assert (row["ticket_id"], row["state"]) == ("T", "parked")
+    assert pulse.last["alarms"][0]["level"] != "ok"
 
 
 def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from master import ticket_feed
 from master.policy.ticket_events import parse_position
 from master.ticket_feed import TicketFeed
 from tests.integration.factories import FIELD, World
-from tests.integration.routers import PATIENCE_S
+from tests.integration.routers import PATIENCE_S, until
 
 _T = b"T"
 
@@ -44,11 +45,15 @@ def feed(world: World) -> Iterator[TicketFeed]:
     assert sockets.join(PATIENCE_S)
 
 
-def told(feed: TicketFeed, position: str, until: int) -> list[dict[str, Any]]:
-    """The first ``until`` events that a follower gets which comes back with ``position``; each with its name as ``event``."""
+def told(feed: TicketFeed, position: str, most: int) -> list[dict[str, Any]]:
+    """The first ``most`` events that a follower gets which comes back with ``position``; each with its name as ``event``."""
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
     feed.follow(theirs, _T, parse_position(position))
+    return read(ours, most)
+
+
+def read(ours: socket.socket, most: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with ours, ours.makefile("rb") as lines:
         name = b""
@@ -57,7 +62,7 @@ def told(feed: TicketFeed, position: str, until: int) -> list[dict[str, Any]]:
             name = value if field == b"event" else name
             if field == b"data":
                 found.append({"event": name.decode(), **orjson.loads(value)})
-            if len(found) == until:
+            if len(found) == most:
                 break
     return found
 
@@ -121,3 +126,33 @@ def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: 
         handed, completed = next(datas), next(datas)
     assert handed["message_ids"] == [completed["message_id"]]
     assert (handed["time_ms"], completed["time_ms"]) == (1000, 1005)
+
+
+def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed, world: World) -> None:
+    """A master that is behind with reading does not know the last entries yet: they are neither of an earlier stream nor told twice."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE_S)
+    feed.follow(theirs, b"other", None)
+    with ours, ours.makefile("rb") as lines:
+        while b"event: state" not in next(lines):
+            pass
+        feed._subscriptions[0].pause()  # as with many entries that wait to be looked at
+        fill(world, 3)
+        others, back = socket.socketpair()
+        others.settimeout(PATIENCE_S)
+        feed.follow(back, _T, parse_position("1010-1_1026-0_0-0"))
+        until(lambda: _T in feed._followers and feed._heads[1] == b"1026-0")
+        time.sleep(3 * ticket_feed._LOOK_S)
+        feed._subscriptions[0].resume()
+        until(lambda: feed._heads[0] == b"1020-2")
+        world.link.call("XADD", world.keys.stream, b"1030-1", FIELD, _T)
+        found = read(others, 3)
+    assert [(one["event"], one.get("message_id")) for one in found] == [("entry", "1020-1"), ("state", None), ("entry", "1030-1")]
+
+
+def test_who_comes_back_after_the_stream_began_anew_is_told_so_and_gets_all(feed: TicketFeed, world: World) -> None:
+    fill(world, 2)
+    found = told(feed, "9999-1_1016-0_0-0", 4)
+    assert [(one["event"], one.get("message_id", one.get("after"))) for one in found] == [
+        ("gap", "9999-1"), ("entry", "1000-1"), ("entry", "1010-1"), ("state", None)
+    ]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 from common.stream_id import rank
 from master.policy.dispatch import Board
+from master.policy.explain_facts import BoardFacts
 from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
+from master.policy.stuck import Parked
 from master.policy.tickets import Standing
+from master.rule_work import glance, parked_of
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
 
 
@@ -212,6 +217,21 @@ class TestSlow:
         board.unload()
         assert board.parked == 1, "beyond what ten seconds allow it leaves memory"
         assert board.tickets[b"S"].above == b"2-0"
+
+    def test_how_much_of_each_is_parked_is_told_at_no_cost_however_many_are_slowed(self) -> None:
+        """A page that is looked at asks that of 200 tickets a second, of the process that leads."""
+        board = board_with("c1", capacity=100_000)
+        names = [b"T%d" % number for number in range(50_000)]
+        for number, name in enumerate(names, 1):
+            arrive(board, name, number, 100_000 + number)
+        follow(board, rule("", Action.SLOW, 0.001, Target.EVERYTHING))
+        while board.plan(10_000, NOW) is not None:
+            pass
+        assert glance(board, names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 1_001_000)
+        began_s = process_time()
+        assert {parked_of(board, name) for name in names[-5_000:]} == {Parked(1, True)}
+        assert process_time() - began_s < 0.5
+        assert parked_of(board, b"unknown") is None
 
     def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
         board = board_with("c1")

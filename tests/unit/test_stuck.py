@@ -41,6 +41,16 @@ def test_a_ticket_whose_head_was_seen_to_move_is_not_stuck() -> None:
     assert rows(moves, seen=_SEEN._replace(moved_ms={moves.id: _NOW - 100})) == []
 
 
+def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
+    """A producer may count microseconds, and the clock of Redis may have gone back: what is stuck is told all the same."""
+    [row] = rows(head(handed_ms=_NOW - 60_000, sent_ms=1000 * _NOW))
+    assert (row["state"], row["since_ms"]) == ("stuck", _NOW - 60_000)
+    waits = head(owner=b"", sent_ms=1000 * _NOW)
+    assert rows(waits) == [], "nobody knows since when"
+    [row] = rows(waits, seen=_SEEN._replace(moved_ms={waits.id: _NOW - 60_000}))
+    assert (row["state"], row["since_ms"]) == ("parked", _NOW - 60_000)
+
+
 def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: 3}))
