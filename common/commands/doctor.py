@@ -21,6 +21,7 @@ from common.doctor.findings import Holds, examine, promise, worst
 from common.errors import NotNow, RedisTrouble, SettingsError, StartRefused
 from common.keys import Keys
 from common.log import redacted
+from common.printable import printable
 from common.redis_client import Link
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -124,4 +125,4 @@ def _table(title: str, *columns: str) -> Table:
 
 def _safe(text: str) -> str:
     """What Redis says may hold anything: no control characters, no markup."""
-    return escape("".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text))
+    return escape(printable(text, kept="\n"))

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from common.keys import Keys
+from common.printable import printable
 from master.audit.findings import CHECKS, Severity, commands, in_order
 from master.audit.page import shown_figures
 from master.audit.report import Report
@@ -48,4 +49,4 @@ def show(report: Report, page: Path | None) -> None:
 
 def _safe(text: str) -> str:
     """What Redis says may hold anything: no control characters, no markup."""
-    return escape("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text))
+    return escape(printable(text))

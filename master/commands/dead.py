@@ -16,9 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.errors import ReplyUnknown
 from common.plural import many
+from common.printable import printable
 from common.settings import CommonSettings, options
 from master.actions import FAILED, Action, counted
-from master.commands.looking import console, letters_of, print_json, printable, table
+from master.commands.looking import console, letters_of, print_json, table
 from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
 from master.policy.explain import span

@@ -8,8 +8,9 @@ from urllib.parse import quote
 import click
 import requests
 
+from common.printable import printable
 from common.settings import CommonSettings, options
-from master.commands.looking import console, print_json, printable, table
+from master.commands.looking import console, print_json, table
 from master.commands.operator import Desk, desk, session
 
 #: How long the leader may take: it asks the owner in turn.

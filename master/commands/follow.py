@@ -16,9 +16,9 @@ import requests
 from pydantic import Field
 
 from common.errors import StartRefused
+from common.printable import printable
 from common.running_up import running_up
 from common.settings import CommonSettings, load, options
-from master.commands.looking import printable
 from master.commands.operator import session
 
 _CONNECT_S = 3.0

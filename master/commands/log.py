@@ -14,6 +14,7 @@ import orjson
 
 from common.errors import RedisTrouble, StartRefused
 from common.message import UID_FIELD, as_mapping, first_value
+from common.printable import printable
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -131,7 +132,7 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     rest = " ".join(f"{name}={value}" for name, value in fields.items() if name != ticket_field)
     text = f"{_time(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {fields.get(ticket_field, '-'):<16}  {rest}"
     # A message may hold anything: control characters must not reach the terminal.
-    safe_text = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    safe_text = printable(text)
     return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
+from common.printable import printable
 from common.redis_client import Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load
@@ -76,11 +77,6 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     for row in rows:
         made.add_row(*map(_cell, row))
     return made
-
-
-def printable(text: str) -> str:
-    """A text as a terminal may have it: a ticket id may hold anything, and control characters must not get there."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
 def _cell(value: object) -> Text:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from common.printable import printable
+
 #: Characters of a text on a page, unless it is asked for as a whole.
 _MOST = 2_000
 
@@ -19,13 +21,8 @@ def visible(text: object, most: int = _MOST) -> str:
     """
     whole = str(text)
     cut = whole[:most]
-    shown = cut if cut.isprintable() else "".join(one if one.isprintable() or one in "\n\t" else _spelt(one) for one in cut)
+    shown = printable(cut, kept="\n\t")
     return shown if len(whole) <= most else f"{shown}... ({len(whole):,} characters)"
-
-
-def _spelt(one: str) -> str:
-    code = ord(one)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def number(value: float | None) -> str:
