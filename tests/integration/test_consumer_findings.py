@@ -35,6 +35,31 @@ def _started(consumer: ConsumerActor) -> Run:
     return run
 
 
+class _Batches:
+    """A consumer with a batch handler, of up to ten messages, that has read one message of each of these tickets."""
+
+    def __init__(self, stage: Stage, *tickets: bytes, **settings: int) -> None:
+        self._stage, self._leader, self.consumer = stage, stage.leader(), stage.consumer("a", **settings)
+        self._declared = Batch(10, 0.0, 1)
+        self._gatherer = Gatherer(self.consumer.keeper, self._declared)
+        self.read(*tickets)
+
+    def read(self, *tickets: bytes) -> None:
+        for ticket in tickets:
+            self._stage.send(ticket)
+        self._leader.settle()
+        self.consumer.read()
+
+    def look(self) -> BatchCall | None:
+        lanes = self._gatherer.take(now_s())
+        return BatchCall(self.consumer.executor, lanes, self._declared) if lanes is not None else None
+
+    def call(self) -> BatchCall:
+        call = self.look()
+        assert call is not None
+        return call
+
+
 @pytest.mark.parametrize("step", ["ack", "dead_letter"])
 def test_an_answer_that_was_true_before_the_ticket_came_back_drops_nothing_of_it(stage: Stage, step: str) -> None:
     """The first call is done and its reply is lost; the second one says STALE, because another owner has the ticket by then. Before that
@@ -154,25 +179,15 @@ def test_a_suspect_whose_body_is_deleted_before_it_runs_alone_has_a_letter(stage
 
 def test_a_drain_starts_nothing_that_waited_to_be_called_by_itself(stage: Stage) -> None:
     """A call of many fails as a whole, so each is to go alone. What has no slot yet when the drain begins goes back."""
-    m, a = stage.leader(), stage.consumer("a")
-    for number in range(10):
-        stage.send(b"T%d" % number)
-    m.settle()
-    a.read()
-    declared = Batch(10, 0.0, 1)
-    gatherer = Gatherer(a.keeper, declared)
-
-    def call() -> BatchCall | None:
-        lanes = gatherer.take(now_s())
-        return BatchCall(a.executor, lanes, declared) if lanes is not None else None
-
-    together = call()
-    assert together is not None and len(together.messages) == 10
+    batches = _Batches(stage, *(b"T%d" % number for number in range(10)))
+    a = batches.consumer
+    together = batches.call()
+    assert len(together.messages) == 10
     together.end(None, ValueError("x"))
-    alone = call()
-    assert alone is not None and len(alone.messages) == 1
+    alone = batches.call()
+    assert len(alone.messages) == 1
     a.begin_drain()
-    assert call() is None
+    assert batches.look() is None
     a.flush()
     assert a.give_back() == 9
     alone.end(None, None)
@@ -183,21 +198,12 @@ def test_a_drain_starts_nothing_that_waited_to_be_called_by_itself(stage: Stage)
 
 def test_a_batch_is_not_kept_waiting_by_those_that_go_alone(stage: Stage) -> None:
     """A few that fail again and again are always due."""
-    m, a = stage.leader(), stage.consumer("a", max_attempts=1000)
-    for number in range(4):
-        stage.send(b"bad%d" % number)
-    m.settle()
-    a.read()
-    declared = Batch(10, 0.0, 1)
-    gatherer = Gatherer(a.keeper, declared)
+    batches = _Batches(stage, *(b"bad%d" % number for number in range(4)), max_attempts=1000)
     for _ in range(3):
-        call = BatchCall(a.executor, gatherer.take(now_s()) or [], declared)
-        call.end(None, ValueError("x"))
-    stage.send(b"good")
-    m.settle()
-    a.read()
+        batches.call().end(None, ValueError("x"))
+    batches.read(b"good")
     for _ in range(20):
-        call = BatchCall(a.executor, gatherer.take(now_s()) or [], declared)
+        call = batches.call()
         if call.messages[0].ticket == b"good":
             return
         call.end(None, ValueError("x"))
@@ -245,35 +251,25 @@ def test_an_error_that_cannot_be_read_is_a_failure_of_its_message_only(stage: St
 
 @pytest.mark.parametrize("how", ["parts", "odd parts", "unhashable", "no truth"])
 def test_so_is_a_batch_handlers_answer(stage: Stage, how: str) -> None:
-    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
-    stage.send(T)
-    m.settle()
-    a.read()
-    declared = Batch(10, 0.0, 1)
-    call = BatchCall(a.executor, Gatherer(a.keeper, declared).take(now_s()) or [], declared)
+    batches = _Batches(stage, T, max_attempts=1)
+    call = batches.call()
     [message] = call.messages
     if how in ("parts", "odd parts"):
         call.end(None, _BareParts() if how == "parts" else _OddParts())
     else:
         call.end({_Listed(): "x"} if how == "unhashable" else {message.id: _NoTruth()}, None)
-    a.flush()
+    batches.consumer.flush()
     assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"attempts_exhausted"]
 
 
 def test_neighbours_in_a_call_are_not_judged_by_an_error_that_cannot_be_read(stage: Stage) -> None:
     """It is a RetryLater that does not say when, because of one of them: as after any error, each is tried by itself."""
-    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
-    for number in range(3):
-        stage.send(b"T%d" % number)
-    m.settle()
-    a.read()
-    declared = Batch(10, 0.0, 1)
-    gatherer = Gatherer(a.keeper, declared)
+    batches = _Batches(stage, b"T0", b"T1", b"T2", max_attempts=1)
     for messages in (3, 1, 1, 1):
-        call = BatchCall(a.executor, gatherer.take(now_s()) or [], declared)
+        call = batches.call()
         assert len(call.messages) == messages
         call.end(None, _Bare() if any(message.ticket == b"T1" for message in call.messages) else None)
-        a.flush()
+        batches.consumer.flush()
     assert [letter[b"usher-ticket"] for letter in stage.world.dead()] == [b"T1"]
 
 
