@@ -192,7 +192,7 @@ class Acker(Service):
                 self._burying.popleft()
             except CommandRefused as problem:  # one letter that Redis will not take must not hold up the others
                 refused = problem
-                self._keeper.end_isolation(self._burying[0].lane)  # nor those that must not run beside it
+                self._keeper.end_isolation(self._burying[0].lane)  # nor those that must not run beside it: what it was charged ahead is mended by now
                 self._burying.rotate(-1)
         if refused is not None:
             raise refused
