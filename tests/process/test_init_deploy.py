@@ -262,7 +262,6 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
     """Block after block, each on a system in the state that it is about; and at the end all messages are handled."""
     host = one_host(folder)
     url = host.settings["USHER_REDIS_URL"]
-    host.start()
     cli = 'redis-cli --no-auth-warning -u "$REDIS_URL_ADMIN"'
 
     def stick() -> None:
@@ -279,7 +278,21 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
         _send(url, "13", "bad")
         until(lambda: "message_given_up" in host.logs(), 30, "a dead letter")
 
+    def start() -> None:
+        host.start()
+        until(lambda: requests_ready(host.settings["USHER_MASTER_URLS"].split(",")), 60, "the masters are ready")
+
+    def kill_supervisord() -> None:
+        host.process.kill()
+        host.process.wait()
+        assert processes_of(folder), "what it ran goes on"
+
+    def start_again() -> None:
+        assert not processes_of(folder), "nothing is left"
+        start()
+
     before: dict[str, Callable[[], object]] = {
+        "Killed supervisord": kill_supervisord,
         "Stuck ticket": stick,
         "Lag grows": unstick,
         "Lost group": lambda: (_send(url, "9", "x"), host.sh(f"{cli} XGROUP DESTROY ticket_stream concurrency_stream_group")),
@@ -287,13 +300,15 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
         "Dead letters": bury,
         "Restore from a backup": lambda: _send(url, "99", "after the backup"),
     }
-    until(lambda: requests_ready(host.settings["USHER_MASTER_URLS"].split(",")), 60, "the masters are ready")
+    after: dict[str, Callable[[], object]] = {"Killed supervisord": start_again}
+    start()
     told = {}
     for section, script in blocks((host.folder / "runbook.md").read_text()):
         before.pop(section, lambda: None)()
         if "redrive" in script:
             (host.folder / "mended").touch()
         told[section, script] = host.sh(script)
+        after.get(section, lambda: None)()
     assert not before, "every section that needs a state is there"
     assert len(told) > 15
     until(lambda: "13 bad" in _handled(host), 30, "the dead letter was redriven and handled")
