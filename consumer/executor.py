@@ -22,7 +22,7 @@ from common.run_log import FAILED, GAVE_UP, RETRY_LATER
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.policy.acks import Failure, Finished, Success
-from consumer.policy.outcome import Bury, RetryPolicy, decide, readable, told
+from consumer.policy.outcome import Bury, RetryPolicy, decide, readable, told, unended
 from consumer.policy.quarantine import Isolation, isolation
 from consumer.tracing import traced
 
@@ -127,9 +127,9 @@ class Executor:
             self.bury(lane, message, Bury("body_gone", ""))
             return False
         if message.failures >= self._policy.max_attempts:
-            why = "its handler was ended with its process every time"
-            event(log, "message_given_up", level=logging.ERROR, reason="attempts_exhausted", **message.facts(), error=why)
-            self.bury(lane, message, Bury("attempts_exhausted", why))
+            decision = unended(message.known)
+            event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **message.facts(), error=decision.error)
+            self.bury(lane, message, decision)
             return False
         asked = isolation(message.known, self._policy.max_attempts)
         if asked > lane.isolation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from common.attempts import Attempts
 from common.backoff import backoff_s
 from common.errors import GiveUp, RetryLater
 
@@ -59,6 +60,19 @@ def readable(raised: BaseException) -> BaseException:
         except Exception as problem:
             return TypeError(f"{type(raised).__name__} is a RetryLater whose after_s is no number of seconds ({type(problem).__name__})")
     return raised
+
+
+def unended(known: Attempts) -> Bury:
+    """Of a message whose attempts are used up before it starts: why, as far as that is known. The process that made its last start is gone.
+
+    >>> unended(Attempts(starts=4, failures=4, crashes=2)).error
+    'its process ended while its handler ran (handler_crashed in the logs)'
+    """
+    if known.crashes or known.losses:
+        error = "its process ended while its handler ran (handler_crashed in the logs)"
+    else:  # both are charged as plain failures: what raised would have left its own letter, had its process lived a moment longer
+        error = "it ran past USHER_HANDLER_SECONDS (handler_hangs in the logs), or its process ended before its error was stored (message_given_up)"
+    return Bury("attempts_exhausted", error)
 
 
 def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from common.attempts import Attempts
 from common.errors import GiveUp, RetryLater
-from consumer.policy.outcome import Bury, RetryPolicy, TryAgain, decide
+from consumer.policy.outcome import Bury, RetryPolicy, TryAgain, decide, unended
 
 POLICY = RetryPolicy(max_attempts=3, base_s=1.0, cap_s=3.0)
 
@@ -45,6 +46,16 @@ class Unspeakable(Exception):
 )
 def test_each_row_of_the_table(raised: BaseException, failures: int, decision: TryAgain | Bury) -> None:
     assert decide(raised, failures, POLICY, Lowest()) == decision
+
+
+@pytest.mark.parametrize(
+    ("crashes", "losses", "why"), [(1, 0, "its process ended while its"), (0, 3, "its process ended while its"), (0, 0, "it ran past")]
+)
+def test_attempts_that_were_used_up_without_an_error_say_what_is_known(crashes: int, losses: int, why: str) -> None:
+    """And not more: whoever raised each time, beside others that ended the process, was not ended with it every time."""
+    buried = unended(Attempts(4, 4, crashes, losses))
+    assert buried.reason == "attempts_exhausted"
+    assert buried.error.startswith(why)
 
 
 def test_the_wait_grows_with_the_failures_up_to_the_cap() -> None:
