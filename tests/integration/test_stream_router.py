@@ -73,13 +73,15 @@ def test_from_the_beginning_from_an_id_and_from_now(router: StreamRouter, link: 
 
 def test_entries_have_their_fields_and_come_by_iteration_until_the_subscription_is_closed(router: StreamRouter, link: Link) -> None:
     subscription = router.subscribe("s")
-    threading.Timer(0.05, add, (link, "s", "1-1", "2-1")).start()
+    later = threading.Timer(0.05, add, (link, "s", "1-1", "2-1"))
+    later.start()
     seen = []
     for entry in subscription:
         seen.append((entry.id, entry.fields))
         if len(seen) == 2:
             subscription.close()
             subscription.close()
+    later.join()  # the entries may come before the replies, and the link ends with the test
     assert seen == [(b"1-1", [b"f", b"v"]), (b"2-1", [b"f", b"v"])]
     assert subscription.end is End.CLOSED
     until(lambda: router.counters()["streams"] == 0)
