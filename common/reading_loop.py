@@ -69,7 +69,7 @@ class StreamRunner(Service):
             return 0.05 if self.stopping else 0.0
         if message.body_is_gone or message.failures >= options.max_attempts:
             reason = "body_gone" if message.body_is_gone else "attempts_exhausted"
-            self._give_up(message, reason, "" if message.body_is_gone else "its last start ended with its process")
+            self._give_up(message, reason, "" if message.body_is_gone else "its process ended before the end of its last start was stored")
             return 0.0
         message.attempt += 1
         message.last_ms = time.time_ns() // 1_000_000

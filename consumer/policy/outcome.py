@@ -65,13 +65,15 @@ def readable(raised: BaseException) -> BaseException:
 def unended(known: Attempts) -> Bury:
     """Of a message whose attempts are used up before it starts: why, as far as that is known. The process that made its last start is gone.
 
+    A loss is no crash: the owner is gone, and whether the handler ran then is not known.
+
     >>> unended(Attempts(starts=4, failures=4, crashes=2)).error
-    'its process ended while its handler ran (handler_crashed in the logs)'
+    'its process ended while its handler ran (handler_crashed or handler_hangs in the logs)'
     """
-    if known.crashes or known.losses:
-        error = "its process ended while its handler ran (handler_crashed in the logs)"
-    else:  # both are charged as plain failures: what raised would have left its own letter, had its process lived a moment longer
-        error = "it ran past USHER_HANDLER_SECONDS (handler_hangs in the logs), or its process ended before its error was stored (message_given_up)"
+    if known.crashes:
+        error = "its process ended while its handler ran (handler_crashed or handler_hangs in the logs)"
+    else:  # what hung alone is charged as a plain failure; what raised would have left its own letter, had its process lived a moment longer
+        error = "it ran past USHER_HANDLER_SECONDS (handler_hangs in the logs), or its process ended before the end of its last start was stored"
     return Bury("attempts_exhausted", error)
 
 

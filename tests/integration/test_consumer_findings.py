@@ -177,6 +177,30 @@ def test_a_suspect_whose_body_is_deleted_before_it_runs_alone_has_a_letter(stage
     assert letters == ([(first, b"body_gone")] if stage.world.claiming_drops_the_bodiless else [])
 
 
+def test_a_letter_that_is_lost_with_its_machine_does_not_come_back_as_a_crash(stage: Stage) -> None:
+    """Its failures are stored, its letter is not, and the loss that `take_back` counts is no proof that its handler ran then."""
+    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
+    [sent] = stage.send(T)
+    m.settle()
+    a.read()
+    _started(a).fail(ValueError("no stock"))
+    a.link.troubles["dead_letter"] = Trouble.NEVER_SENT
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    assert attempts(stage.world) == {sent: Attempts(1, 1)}
+    a.crash()
+    stage.end_lease(a)
+    b = stage.consumer("b", max_attempts=1)
+    m.settle()
+    assert attempts(stage.world) == {sent: Attempts(1, 1, losses=1)}
+    stage.finish(m, [b])
+    [letter] = stage.world.dead()
+    assert (letter[b"usher-id"], letter[b"usher-reason"]) == (sent, b"attempts_exhausted")
+    assert letter[b"usher-error"].endswith(b"or its process ended before the end of its last start was stored")
+    assert stage.history.ids(T) == [sent], "it is not started again"
+    assert not stage.world.pending()
+
+
 def test_a_drain_starts_nothing_that_waited_to_be_called_by_itself(stage: Stage) -> None:
     """A call of many fails as a whole, so each is to go alone. What has no slot yet when the drain begins goes back."""
     batches = _Batches(stage, *(b"T%d" % number for number in range(10)))
