@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: Longest text of an error that is kept.
+_LONGEST_ERROR = 4000
+
 
 def printable(text: str, kept: str = "") -> str:
     """``text`` with all characters spelt out, but for those in ``kept``, that act on a terminal or on the direction of text.
@@ -10,6 +13,16 @@ def printable(text: str, kept: str = "") -> str:
     ('a\\\\u202eb\\\\x00\\\\x0a', 'a\\n\\\\x1b')
     """
     return text if text.isprintable() else "".join(one if one.isprintable() or one in kept else _spelt(one) for one in text)
+
+
+def told(raised: BaseException) -> str:
+    """What is kept of an error: type and text, cut. A handler's own exception may even fail to say what it is."""
+    try:
+        text = str(raised)
+    except Exception as problem:
+        text = f"(its text cannot be had: {type(problem).__name__})"
+    # A text made of a message's fields may hold surrogates, which neither Redis nor a log can take.
+    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
 
 
 def _spelt(one: str) -> str:

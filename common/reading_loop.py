@@ -31,6 +31,7 @@ from common.clock import now_s
 from common.errors import GiveUp, RedisTrouble, RetryLater
 from common.health import Health, judge
 from common.log import event
+from common.printable import told
 from common.reading_board import ReadingBoard
 from common.reading_services import LoopOptions, Shared, StreamReader, StreamWriter
 from common.redis_client import CommandRefused, Link
@@ -45,7 +46,6 @@ Handle = Callable[[StreamMessage], Any]
 _POLL_S = 0.02
 #: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies between.
 _FRESH_PART = 0.8
-_LONGEST_ERROR = 4000
 
 
 class StreamRunner(Service):
@@ -122,15 +122,6 @@ class StreamRunner(Service):
         event(log, "message_given_up", level=logging.ERROR, id=message.id, attempt=message.attempt, reason=reason, error=error[:500])
         self._writer.give_up(message, reason, error)
         self._shared.board.ended(message)
-
-
-def told(raised: BaseException) -> str:
-    """What is kept of an error: type and text, cut."""
-    try:
-        text = str(raised)
-    except Exception as problem:
-        text = f"(its text cannot be had: {type(problem).__name__})"
-    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
 
 
 class MessageReadingLoop:

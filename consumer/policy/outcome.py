@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from common.attempts import Attempts
 from common.backoff import backoff_s
 from common.errors import GiveUp, RetryLater
+from common.printable import told
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,6 @@ class Bury:
 
 #: Longest wait that can be asked for, of ten years: longer ones are no times.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
-#: Longest text of an error that is kept.
-_LONGEST_ERROR = 4000
-
-
-def told(raised: BaseException) -> str:
-    """What is kept of an error: type and text, cut. A handler's own exception may even fail to say what it is."""
-    try:
-        text = str(raised)
-    except Exception as problem:
-        text = f"(its text cannot be had: {type(problem).__name__})"
-    # A text made of a message's fields may hold surrogates, which neither Redis nor a log can take.
-    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
 
 
 def readable(raised: BaseException) -> BaseException:

@@ -168,6 +168,8 @@ def test_what_a_dead_reader_had_runs_alone_and_its_starts_are_noted_before(redis
         until(lambda: link.call("EXISTS", KEYS.attempts) == 0)
     watcher.close()
     assert letters(link) == [(sent[0], "attempts_exhausted", "5")]
+    [(_, fields)] = link.call("XRANGE", KEYS.dead, "-", "+")
+    assert pairs(fields)[b"usher-error"] == b"its process ended before the end of its last start was stored"
     assert most == 1
     assert sorted(noted, key=str).count(b"1") == 4, "one start of each suspect; the fresh one was not charged"
     assert handled.starts == Counter(sent[1:])
