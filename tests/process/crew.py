@@ -112,6 +112,13 @@ class Crew:
         psutil.Process(pid).kill()
         self._killed_ns[pid] = time.monotonic_ns()
 
+    def kill_both(self, name: str) -> None:
+        """kill -9 of a program whole: nobody brings it back, and its worker, which would drain if it saw its parent go, sees nothing."""
+        worker = psutil.Process(self.worker_of(name))
+        worker.suspend()
+        self.processes[name].kill()
+        worker.kill()
+
     # ---- what they wrote -----------------------------------------------------------------------------------------------------
 
     def log(self) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 import requests
 import yaml
@@ -78,9 +77,7 @@ def pages() -> Iterator[Pages]:
             link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"secret-{n}", "text", word) for n, word in enumerate(words)])
             time.sleep(1.1)
             crew.until(lambda: is_done(crew), 60, "all are done")
-            worker = psutil.Process(crew.worker_of("c2"))
-            crew.processes["c2"].kill()  # its arbiter too: nobody brings it back
-            worker.kill()
+            crew.kill_both("c2")
             crew.until(lambda: crew.events("consumer_recovered", "master"), 60, "its loss is noticed")
             link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", "late", "text", "good") for _ in range(3)])
             time.sleep(1.1)  # until nobody believes what was before
@@ -218,9 +215,7 @@ def test_a_consumer_counts_what_no_master_could_be_told_and_logs_it_seldom(folde
         link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"T{n}", "n", n) for n in range(_AT_ONCE)])
         url = crew.events("listening", "c1")[0]["url"]
         crew.until(lambda: Pages.samples(url)["usher_running_handlers"] == _AT_ONCE, 10, "all run")
-        worker = psutil.Process(crew.worker_of("master-1"))
-        crew.processes["master-1"].kill()  # its arbiter too: nobody brings it back
-        worker.kill()
+        crew.kill_both("master-1")
         crew.until(lambda: Pages.samples(url)["usher_unreported_messages_total"] == _AT_ONCE, 20, "they are done, and nobody heard of it")
         assert Pages.samples(url)["usher_acknowledged_messages_total"] == _AT_ONCE
         assert len(crew.events("report_dropped", "c1")) == 1
