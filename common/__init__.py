@@ -7,6 +7,7 @@ Glossary - the only words for these things in names, logs, keys and pages
 message       what a producer sent: uid, ticket_id and fields
 entry         a message in a stream, with its stream id
 ticket        all messages with one ticket_id; the unit of order and of recovery
+delayed       a message that is added to its stream when it is *due*; it has no place in any order before that
 ticket stream the Redis stream that producers add messages to
 group         the consumer group of a ticket stream
 source        one of several ticket streams that are taken in

@@ -76,16 +76,17 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
     fed = tuple(source if is_pattern(source) else _plain(source) for source in sources)
     given = fed or (at,)
     return (
-        Program("producer", "whoever adds messages with a plain XADD", (), ("xadd",), given, connects=False),
+        Program("producer", "whoever adds messages with a plain XADD", (), ("xadd",), (*given, log.delayed), connects=False),
         Program("sender", "`usher send`, common.producer", ("send",), ("xadd", "xinfo|stream"), (
-            *given, *(uid_key(one, b"*").decode() for one in given),
+            *given, log.delayed, *(uid_key(one, b"*").decode() for one in given),
         )),
         Program("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"), (
             *(at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers),
             *(keys.lease("*"), keys.inbox("*"), keys.noted("*")),
         )),
         Program("master", "masters, and the commands of operators", _MASTER + _GATHERING * bool(fed), _MASTER_SENDS + ("scan",) * bool(fed), (
-            *(at, everything, log.checkpoints, log.archived, log.groups), *fed, *(LogKeys(source).groups for source in fed),
+            *(at, everything, log.checkpoints, log.archived, log.groups, log.delayed, log.due, log.due_until),
+            *(*fed, *(LogKeys(source).groups for source in fed)),
         )),
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
                 ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get"), (at, log.leader, log.counters)),
@@ -99,12 +100,13 @@ _MASTER = (
     *("peek", "read_parked", "reject", "end_tail", "hand_over", "take_back", "free_tickets", "sweep", "save_position", "note_repeats", "rejoin"),
     *("revoke", "reap", "forget_attempts", "elect", "hold_lead", "resign", "next_generation", "register"),
     *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim", "change_rules", "end_by_rule"),
-    *("ticket_entries", "find_entries", "find_runs", "pending_heads", "read_field"),
+    *("ticket_entries", "find_entries", "find_runs", "pending_heads", "read_field", "due_delayed", "send_delayed"),
 )
 _GATHERING = ("gather", "share", "look_at_sources")
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),
     *("get", "mget", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel", "xadd", "time"),
+    *("zrange", "zcard", "xdel", "zrem"),
 )
 _READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")
 _AUDITOR_SENDS = (

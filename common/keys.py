@@ -67,6 +67,22 @@ class LogKeys:
         """String: the id up to which the stream is archived, itself included. Written by the archive; trim --archived-only keeps from it on."""
         return _tagged(self.stream) + ":archived"
 
+    @property
+    def delayed(self) -> str:
+        """Stream: messages that are to be added to the stream when they are due (field ``due_ms``). Written by producers; send_delayed takes out,
+        and whoever drops some."""
+        return _tagged(self.stream) + ":delayed"
+
+    @property
+    def due(self) -> str:
+        """Sorted set: delayed message, its id padded to 2 x 20 digits -> ms at which it is due. Written by due_delayed and send_delayed."""
+        return _tagged(self.stream) + ":due"
+
+    @property
+    def due_until(self) -> str:
+        """String: up to which id ``delayed`` is in ``due``. Written by due_delayed."""
+        return _tagged(self.stream) + ":due_until"
+
 
 @dataclass(frozen=True)
 class Keys:

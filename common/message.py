@@ -18,6 +18,8 @@ UID_FIELD = b"uid"
 #: No real ticket can begin with it: this byte never occurs in UTF-8.
 _UNKEYED = b"\xff"
 BODY_FIELD = b"body"
+#: Of a delayed message: when it is due, in ms since the epoch; and where several streams are gathered, the one that it is for.
+DUE_FIELD, FOR_FIELD = b"due_ms", b"stream"
 
 
 def check_ticket(ticket: bytes | None) -> bytes:

@@ -10,8 +10,11 @@ repeat adds nothing and answers that id. That costs a key per message: some 150 
 shares its fate: after a failover that lost the last moments, a repeat of one of these may be added again. What must not happen twice is
 guarded where it takes effect (``message.uid``).
 
+A message may also be for later: ``producer.send("42", {"text": "hello"}, due_ms=producer.ms_from_now(300))`` adds it among the delayed messages, from
+where the leading master takes it into the stream when it is due. A uid that was sent is known whether it was for now or for later.
+
 Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION dedup_s
-IDMP-MAXSIZE 10000``), that is used; else one script per batch.
+IDMP-MAXSIZE 10000``), that is used, but for delayed messages; else one script per batch.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from typing import Any, NamedTuple, TypeVar
 from common.backoff import backoff_s
 from common.clock import now_s
 from common.errors import NotNow, ReplyUnknown
-from common.keys import uid_key
-from common.message import UID_FIELD, check_ticket
+from common.keys import LogKeys, uid_key
+from common.message import DUE_FIELD, UID_FIELD, check_ticket
 from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.streams import pairs
@@ -40,6 +43,8 @@ BATCH = 500
 _MOST_FIELDS = 3500
 _LONGEST_UID = 512
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+#: A time behind this is no time in milliseconds (lua/due_delayed.lua).
+_LATEST_MS = 10**15
 #: IDMP remembers so many uids of a producer id at most, whatever the time; by their hash uids are spread over these producer ids.
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
 
@@ -83,29 +88,44 @@ class Producer:
         self._rng = random.Random()
         self._native: tuple[int, bool] = (0, False)  # connection, and whether its server drops repeats itself
 
-    def send(self, ticket_id: str | None, fields: Mapping[str, str | bytes | int], uid: str | None = None) -> str:
+    def send(
+        self, ticket_id: str | None, fields: Mapping[str, str | bytes | int], uid: str | None = None, due_ms: int | None = None
+    ) -> str:
         """Add one message; the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
-        return self.send_many([Outgoing(ticket_id, fields, uid)])[0].id
+        return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
 
-    def send_many(self, messages: Iterable[Outgoing]) -> list[Sent]:
-        """Add messages in their order, in batches of 500. A batch happens as a whole, or (refused in its middle) up to a message.
+    @staticmethod
+    def ms_from_now(seconds: float) -> int:
+        """The ``due_ms`` of a message that is to be sent in so many seconds, by the clock of this machine."""
+        return time.time_ns() // 1_000_000 + int(seconds * 1000)
+
+    def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
+        """Add messages in their order, in batches of 500. A batch happens as a whole, or (refused in its middle) up to a message. With ``due_ms``
+        (since the epoch) they wait until then, and get their place in the stream, and another id, when they are due.
 
         Raises ValueError and MessageUndecodable for what could never be handled (nothing was sent), NotNow (the last batch did not
         happen), ReplyUnknown (nobody knows, and not every message has a uid), CommandRefused. To call again with the same messages
         is safe where all have uids, within ``dedup_s``.
         """
         context = [_raw(part) for field in context_fields().items() for part in field]
-        prepared = [self._prepared(message, context) for message in messages]
+        stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
+        if due_ms is not None and not 0 <= due_ms < _LATEST_MS:
+            raise ValueError(f"due_ms is a time in milliseconds since the epoch, below {_LATEST_MS} (this one is {due_ms})")
+        prepared = [self._prepared(message, context, due_ms) for message in messages]
         sent: list[Sent] = []
         for at in range(0, len(prepared), BATCH):
             batch = prepared[at : at + BATCH]
             recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
-            sent += self._patiently(lambda batch=batch: self._add(batch), recognisable)  # type: ignore[misc]
+            sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
         return sent
 
-    def _prepared(self, message: Outgoing, context: list[bytes]) -> tuple[bytes | None, list[bytes]]:
+    def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> tuple[bytes | None, list[bytes]]:
         """(uid, names and values) as they go to Redis. ``context``: the fields of the current span, for a message that has none of its own."""
         flat: list[bytes] = []
+        if due_ms is not None:
+            flat += (DUE_FIELD, b"%d" % due_ms)
+            if DUE_FIELD.decode() in message.fields:
+                raise ValueError(f"the field {DUE_FIELD.decode()!r} says when a delayed message is due: give it as due_ms")
         if message.ticket_id is not None:
             flat += (self._ticket_field, check_ticket(_raw(message.ticket_id)))
         given = message.fields.get(UID_FIELD.decode()) if message.uid is None else message.uid
@@ -140,13 +160,14 @@ class Producer:
                     raise
                 time.sleep(pause_s)
 
-    def _add(self, batch: Sequence[tuple[bytes | None, list[bytes]]]) -> list[Sent]:
+    def _add(self, stream: str, batch: Sequence[tuple[bytes | None, list[bytes]]]) -> list[Sent]:
+        """To the stream, or to its delayed messages."""
         if not self._dedup_s:
-            return [Sent(entry_id, False) for entry_id in self._pipelined([("XADD", self._stream, "*", *flat) for _, flat in batch])]
-        if self._server_drops_repeats():
-            commands = [idmp_command(self._stream, uid, flat) for uid, flat in batch]
+            return [Sent(entry_id, False) for entry_id in self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])]
+        if stream == self._stream and self._server_drops_repeats():
+            commands = [idmp_command(stream, uid, flat) for uid, flat in batch]
             return [Sent(entry_id, None if uid else False) for entry_id, (uid, _) in zip(self._pipelined(commands), batch, strict=True)]
-        keys = [self._stream, *(self._stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
+        keys = [stream, *(stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
         args: list[Arg] = [int(self._dedup_s * 1000)]
         for _, flat in batch:
             args += (len(flat), *flat)

@@ -25,7 +25,7 @@ _LONGEST_NAME = 512
 _TAG = re.compile(r"\{([^{}]+)\}")
 #: Streams that some Usher keeps for itself beside a ticket stream (common/keys.py), what gathering writes, and work streams: never taken in by a
 #: pattern.
-_OWN = re.compile(rb"usher:|.*\{[^{}]+\}.*:(?:groups|[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|inbox:.+))$", re.DOTALL)
+_OWN = re.compile(rb"usher:|.*\{[^{}]+\}.*:(?:groups|delayed|[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|inbox:.+))$", re.DOTALL)
 
 
 def is_pattern(part: str) -> bool:

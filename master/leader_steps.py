@@ -75,6 +75,21 @@ class Rejoined(NamedTuple):
     done: list[bytes]
 
 
+class Due(NamedTuple):
+    """A delayed message that is due: its member of ``LogKeys.due``, and what it says of the stream that it is for."""
+
+    member: bytes
+    named: bytes
+
+
+class DueLook(NamedTuple):
+    """``until``: the last id of ``LogKeys.delayed`` that was put in order. ``wait_ms`` until the next is due, if nothing comes; None: none waits."""
+
+    until: bytes
+    wait_ms: int | None
+    due: list[Due]
+
+
 class Rejected(NamedTuple):
     """An entry that can be handed to nobody. ``shown`` is what may be shown of its ticket."""
 
@@ -251,6 +266,24 @@ class LeaderSteps:
         args = [part for entry in entries for part in entry]
         _, over, done = self._run("rejoin", (keys.stream, keys.leader, keys.tickets), args)
         return Rejoined(over, done)
+
+    def due_delayed(self, most: int) -> DueLook:
+        """Put delayed messages in the order of their times; up to ``most`` that are due."""
+        log = LogKeys(self._keys.stream)
+        script_keys = (log.delayed, log.due, log.due_until, self._keys.leader)
+        _, until, wait_ms, *flat = self._unfenced(self._scripts.run("due_delayed", script_keys, (str(self.epoch), most)))
+        return DueLook(until, None if wait_ms == b"-1" else int(wait_ms), list(map(Due, flat[::2], flat[1::2])))
+
+    def send_delayed(self, due: Sequence[tuple[Due, str | None]], again_ms: int) -> list[bytes | str]:
+        """Add messages to the streams that they are for, None: for none of ours. Of each its new id, b"" if it waits no more, or as text why it was
+        not sent: it is due again in ``again_ms``."""
+        log = LogKeys(self._keys.stream)
+        streams = list(dict.fromkeys(stream for _, stream in due if stream is not None))
+        numbers = {stream: number for number, stream in enumerate(streams, 1)}
+        args = [part for one, stream in due for part in (one.member, numbers.get(stream or "", 0))]
+        script_keys = (log.delayed, log.due, self._keys.leader, *streams)
+        _, *told = self._unfenced(self._scripts.run("send_delayed", script_keys, (str(self.epoch), again_ms, *args)))
+        return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
         """Forbid an incarnation to renew its lease; False when it has none."""

@@ -11,6 +11,7 @@ from common.clock import now_s
 from common.metrics import Metrics
 from common.service import Service
 from master.asker import Asker
+from master.delayed import DelayedMessages
 from master.dispatcher import Dispatcher
 from master.doorbell import Doorbell
 from master.elector import Elector, Lead
@@ -52,6 +53,7 @@ class Leading:
         trim_s = settings.trim_seconds
         if settings.sources is not None:  # the work stream is ours: nobody else keeps it short
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
+        self.services.append(DelayedMessages(link("delayed"), keys, self.lead, settings.sources))
         if trim_s:
             self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.archived_only))
 

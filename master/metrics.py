@@ -73,6 +73,8 @@ def _told(vitals: Vitals) -> Iterable[Metric]:
     yield gauges("pending_messages", "Read and not acknowledged. halted: behind a dead letter, waiting for an operator.", "state", pending)
     yield gauge("tickets_in_processing", "Tickets that have an owner, or are halted.", vitals.tickets)
     yield gauge("tried_messages", "Unfinished messages that failed, or ran when a process ended, at least once.", vitals.tried_before)
+    yield gauge("delayed_messages", "Messages that were sent for later and are not due yet, or late: see usher_delayed_late_seconds.", vitals.delayed)
+    yield gauge("delayed_late_seconds", "Since when the first delayed message is due; 0 if none is. More than a few: no master leads.", vitals.late_s)
     yield gauge("dead_letters_open", "Dead letters that nobody has redriven or dropped yet.", vitals.dead_letters)
 
 

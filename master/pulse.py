@@ -17,7 +17,7 @@ import orjson
 from common.attempts import decode
 from common.clock import now_s, wall_ms
 from common.doctor.writes import INFO_COMMANDS, write_trouble
-from common.keys import HALTED, MASTER, Keys
+from common.keys import HALTED, MASTER, Keys, LogKeys
 from common.live_sockets import LiveSocket, LiveSockets
 from common.redis_client import Link
 from common.scripts import ScriptRunner
@@ -169,19 +169,15 @@ class Pulse(Service):
         keys = self._keys
         replies = self._link.pipeline(
             [
-                ("XLEN", keys.stream),
-                ("HLEN", keys.tickets),
-                ("XLEN", keys.dead),
-                ("HLEN", keys.attempts),
-                ("GET", keys.leader),
-                ("XINFO", "GROUPS", keys.stream),
-                ("XPENDING", keys.stream, keys.group),
+                *(("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("HLEN", keys.attempts)),
+                *(("GET", keys.leader), ("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)),
+                ("XLEN", LogKeys(keys.stream).delayed),
             ]
         )
         for reply in replies[:5]:
             if isinstance(reply, Exception):
                 raise reply
-        entries, tickets, dead, retrying, leader, groups, pending = replies
+        entries, tickets, dead, retrying, leader, groups, pending, delayed = replies
         group = group_of(groups, keys.group)
         total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
         by_name = {bytes(name): int(count) for name, count in owners or ()}
@@ -209,6 +205,7 @@ class Pulse(Service):
             "tickets": tickets,
             "retrying": retrying,
             "dead_letters": dead,
+            "delayed": 0 if isinstance(delayed, Exception) else delayed,
             "oldest_ms": oldest_ms,
             "sent_per_second": sent,
             "done_per_second": done,
@@ -288,8 +285,8 @@ class Pulse(Service):
 
 def _nothing_yet(keys: Keys) -> dict[str, Any]:
     """What there is to show before the first look."""
-    counts = ("entries", "lag", "pending", "parked", "halted", "tickets", "retrying", "dead_letters", "sent_per_second", "done_per_second", "living")
-    nothing = dict.fromkeys((*counts, "write_trouble", "oldest_ms", "leader_url", "epoch"))
+    counts = ("entries", "lag", "pending", "parked", "halted", "tickets", "retrying", "dead_letters", "delayed", "living")
+    nothing = dict.fromkeys((*counts, "sent_per_second", "done_per_second", "write_trouble", "oldest_ms", "leader_url", "epoch"))
     return {**nothing, "time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True, "stuck": [], "alarms": []}
 
 

@@ -20,6 +20,7 @@ from common.source_status import SourcesReader
 from common.sources import Sources
 from common.streams import Record, TicketStream, pairs, parse_record
 from master.dead_letters import DeadLetters
+from master.delayed_view import waiting_commands, waiting_of
 from master.elector import parse_held
 from master.lag import lag_of
 from master.live_rules import read_rules
@@ -52,9 +53,8 @@ class StatusReader:
         live rules; and what keeps Redis from writing."""
         with self._lock:
             keys = self._keys
-            length, tickets, dead, leader, rules = self._link.pipeline(
-                [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader), ("HLEN", keys.rules)]
-            )
+            sums = [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader), ("HLEN", keys.rules)]
+            length, tickets, dead, leader, rules, *delayed = self._link.pipeline([*sums, *waiting_commands(keys)])
             held = parse_held(leader)
             trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
             seen: dict[str, Any] = {
@@ -66,6 +66,7 @@ class StatusReader:
                 "tickets": tickets,
                 "dead_letters": dead,
                 "rules": rules,
+                "delayed": waiting_of(*delayed)._asdict(),
                 "write_trouble": None if trouble is None else trouble.text,
                 "time_ms": time.time_ns() // 1_000_000,
             }

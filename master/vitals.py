@@ -19,6 +19,7 @@ from common.registration import Registration, parse
 from common.scripts import ScriptRunner
 from common.stream_id import rank
 from common.streams import group_of, pairs
+from master.delayed_view import waiting_commands, waiting_of
 from master.lag import lag_of
 from master.live_rules import rulebook
 from master.policy.rules import Rulebook
@@ -45,7 +46,8 @@ class Vitals:
     """Sums of one stream at one moment. ``lag``: entries not yet read by the group, and those that wait in the sources of a work stream; at least
     that many unless ``lag_is_exact``.
 
-    ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``consumers``: by name.
+    ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``delayed``: messages that wait for their time, and
+    ``late_s``: since when the first of them is due and was not sent. ``consumers``: by name.
     """
 
     entries: int = 0
@@ -60,6 +62,8 @@ class Vitals:
     oldest_s: float = 0.0
     led: bool = False
     consumers: dict[str, Load] = field(default_factory=dict)
+    delayed: int = 0
+    late_s: float = 0.0
 
     @property
     def handed_over(self) -> int:
@@ -102,7 +106,7 @@ class VitalsReader:
             *(("TIME",), ("HGETALL", keys.consumers), ("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)),
             ("HGETALL", keys.rules),
         ]
-        *counts, moment, stored, groups, pending, ruled = self._link.pipeline(commands)
+        *counts, moment, stored, groups, pending, ruled, delayed, first = self._link.pipeline([*commands, *waiting_commands(keys)])
         for reply in (*counts, moment, stored, ruled):
             if isinstance(reply, Exception):
                 raise reply
@@ -121,9 +125,13 @@ class VitalsReader:
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
         waiting, is_exact = lag.entries + sources["lag"], lag.is_exact and sources["lag_is_exact"]
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
+        later = waiting_of(delayed, first)
+        due_ms = later.first_ms
+        late_s = max(0.0, (now_ms - due_ms) / 1000) if due_ms else 0.0  # 0 is what has no time: it is sent at once
         return Vitals(
             *(entries, waiting, is_exact, summary[0] if summary else 0, by_owner.get(MASTER, 0), by_owner.get(HALTED, 0)),
             *(tickets, tried_before, dead, _age_s(oldest, now_ms), bool(led), _loads(registered, states, rulebook(ruled), by_owner)),
+            *(later.messages, late_s),
         )
 
 

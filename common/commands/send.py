@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from common.commands.sender import RecognisedSender, Sender, SendingStopped, batches, paced
+from common.commands.times import Duration, Moment
 from common.errors import NotNow
 from common.plural import many
+from common.producer import Producer
 from common.redis_client import Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -37,6 +39,8 @@ from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, 
     metavar="SECONDS",
     help="Send a message only if its field uid was not sent in the last SECONDS. Lost answers are asked for again.",
 )
+@click.option("--after", "after_s", type=Duration(), metavar="DURATION", help="Delay it: the message comes into the stream after 90s, 10m, 2h, 3d.")
+@click.option("--at", "at_ms", type=Moment(), metavar="TIME", help="The same until a time such as 2026-11-21T10:00, local unless it says otherwise.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
 @click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
 @options(CommonSettings)
@@ -53,6 +57,7 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         if given["dedup"]:
             sender = RecognisedSender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"])
             source = _recognisable(source, given)
+        sender.due_ms = _due(given)
         sys.exit(_sent(sender, source, given["rate"], given["as_json"]))
 
 
@@ -63,8 +68,16 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError(f"give one of --csv, --simulate and --ticket ({'none' if not ways else ' and '.join(ways)} given)")
     if (given["csv_path"] is None) != (given["key"] is None):
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
+    if given["after_s"] is not None and given["at_ms"] is not None:
+        raise click.UsageError("--after and --at both say when the messages are due: give one of them")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
+
+
+def _due(given: dict[str, Any]) -> Callable[[], int | None]:
+    """When messages that are sent now are due."""
+    after_s = given["after_s"]
+    return (lambda: given["at_ms"]) if after_s is None else (lambda: Producer.ms_from_now(after_s))
 
 
 def _recognisable(source: Any, given: dict[str, Any]) -> Any:
@@ -127,6 +140,7 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
             "repeated": repeated,
             "unknown": sender.unknown,
             "stream": sender.stream,
+            "due_ms": sender.due_ms(),
             "last_id": last_id.decode(),
             "seconds": round(seconds, 3),
             "messages_per_second": speed,
@@ -136,7 +150,8 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
     else:
         single = f", id {last_id.decode()}" if sender.accepted == 1 and last_id else ""
         repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
-        click.echo(f"{sender.accepted:,} sent to {sender.stream} in {seconds:.1f} s ({speed:,.0f}/s){single}{repeats}")
+        where = sender.stream if sender.due_ms() is None else f"the delayed messages of {sender.stream}"
+        click.echo(f"{sender.accepted:,} sent to {where} in {seconds:.1f} s ({speed:,.0f}/s){single}{repeats}")
     if trouble:
         click.echo(f"usher: {trouble}", err=True)
         unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""

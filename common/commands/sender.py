@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from common.errors import MessageUndecodable, ReplyUnknown, UsherError
+from common.keys import LogKeys
+from common.message import DUE_FIELD
 from common.producer import Outgoing, Producer
 from common.redis_client import CommandRefused, Link
 from common.workload import NewMessage
@@ -35,6 +37,7 @@ class Sender:
     ticket_field: str
     accepted: int = 0
     unknown: int = 0
+    due_ms: Callable[[], int | None] = lambda: None  # of the next batch, if it is for later
 
     def send(self, batch: Sequence[NewMessage]) -> list[bytes]:
         """Add the messages in order; returns their stream ids.
@@ -43,7 +46,9 @@ class Sender:
         Redis could not be reached (none was added).
         """
         self.unknown = len(batch)
-        commands = [message.xadd(self.stream, self.ticket_field) for message in batch]
+        due_ms = self.due_ms()
+        stream, more = (self.stream, {}) if due_ms is None else (LogKeys(self.stream).delayed, {DUE_FIELD.decode(): str(due_ms)})
+        commands = [NewMessage(message.ticket_id, message.fields | more).xadd(stream, self.ticket_field) for message in batch]
         try:
             replies = self.link.pipeline(commands)
         except ReplyUnknown as lost:
@@ -77,7 +82,7 @@ class RecognisedSender(Sender):
         """Ids in order, those of first sends included. Raises SendingStopped, and NotNow when the last trial did not happen."""
         self.unknown = len(batch)
         try:
-            sent = self._producer.send_many(Outgoing(message.ticket_id, message.fields) for message in batch)
+            sent = self._producer.send_many((Outgoing(message.ticket_id, message.fields) for message in batch), self.due_ms())
         except (ReplyUnknown, CommandRefused, ValueError, MessageUndecodable) as trouble:
             raise SendingStopped(str(trouble)) from trouble
         self.unknown = 0

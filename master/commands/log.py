@@ -12,6 +12,7 @@ from typing import Any
 import click
 import orjson
 
+from common.commands.times import duration_s
 from common.errors import RedisTrouble, StartRefused
 from common.message import UID_FIELD, as_mapping, first_value
 from common.printable import printable
@@ -20,7 +21,6 @@ from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
 from common.stream_id import milliseconds
 from common.streams import Entry
-from master.commands.trim import duration_s
 
 _PAGE = 100
 _BLOCK_S = 1.0

@@ -11,6 +11,7 @@ from rich.live import Live
 
 from common.settings import CommonSettings, options
 from master.commands.looking import console, consumers_table, print_json, status_reader, table, tickets_table
+from master.policy.explain import span
 from master.status import StatusReader
 
 _TICKETS_SHOWN = 12
@@ -69,6 +70,10 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         ("tickets in processing", f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"]),
         ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
     ]
+    if seen["delayed"]["messages"]:
+        first_ms = seen["delayed"]["first_ms"]
+        when = "" if first_ms is None else f"  the first in {span(first_ms - seen['time_ms'])}"
+        facts.append(("delayed", f"{seen['delayed']['messages']:,}{when}  (usher delayed list)"))
     if seen["write_trouble"]:
         facts.insert(0, ("trouble", f"{seen['write_trouble']}  (usher doctor)"))
     if seen["sources"] is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import click
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from common.commands.times import Duration
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.plural import many
@@ -24,8 +24,6 @@ from master.commands.looking import console, print_json, table
 from master.policy.trim import Cut, Nothing, Reader, Refused, StreamFacts, decide, readers
 from master.trimming import COUNTED, StillNeeded, Trimming
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
 
 @click.command(
     help="Show who reads the ticket stream, how far everybody is, and what could go; --apply cuts it. Never cut: what a group has unread or "
@@ -34,14 +32,13 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 )
 @click.option("--apply", is_flag=True, help="Cut. Without it nothing is changed.")
 @click.option("--archived-only", "--archived", "archived_only", is_flag=True, help="Cut only what is archived, so nothing where no archive is kept.")
-@click.option("--keep", metavar="DURATION", help="Keep what is younger than this, e.g. 90m, 24h, 7d.")
+@click.option("--keep", "keep_s", type=Duration(), metavar="DURATION", help="Keep what is younger than this, e.g. 90m, 24h, 7d.")
 @click.option("--forget", metavar="NAME", help="Remove the checkpoint of a log consumer that is no more, and end.")
 @click.option("--forget-group", metavar="NAME", help="Remove the saved position of a group that is no more, and end.")
 @click.option("--forget-archive", is_flag=True, help="Remove what `usher audit archive` has noted, when no archive is kept any more, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
-def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | None, as_json: bool, **forget: Any) -> None:
-    keep_s = None if keep is None else duration_s(keep)
+def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep_s: float | None, as_json: bool, **forget: Any) -> None:
     with _trimming(flags) as (trimming, settings):
         if any(forget.values()):
             sys.exit(_forget(trimming, **forget))
@@ -58,14 +55,6 @@ def trim(flags: dict[str, Any], apply: bool, archived_only: bool, keep: str | No
     else:
         _show(document)
     sys.exit(1 if isinstance(decision, Refused) or trouble else 0)
-
-
-def duration_s(text: str) -> float:
-    """Seconds of ``90m``, ``1.5h``, ``7d``, ``30s``. Raises click.BadParameter."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
-    if found is None:
-        raise click.BadParameter(f"{text!r} is no duration; write e.g. 90m, 24h or 7d")
-    return float(found[1]) * _UNITS_S[found[2]]
 
 
 @contextlib.contextmanager

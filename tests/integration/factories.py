@@ -255,7 +255,8 @@ class World:
             rows = [self.link.call("XPENDING", key, group[b"name"], "-", "+", 1_000_000) for group in groups]
             pending = [[(entry_id, owner, count) for entry_id, owner, _, count in page] for page in rows]
             return self.link.call("XRANGE", key, "-", "+"), [group[b"last-delivered-id"] for group in groups], pending
-        return self.link.call("LRANGE", key, 0, -1) if kind == b"list" else self.link.call("GET", key)
+        ways = {b"list": ("LRANGE", key, 0, -1), b"zset": ("ZRANGE", key, 0, -1, "WITHSCORES")}
+        return self.link.call(*ways.get(kind, ("GET", key)))
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:

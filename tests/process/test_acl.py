@@ -281,5 +281,5 @@ def test_nobody_works_as_default_and_nobody_logs_in_before_he_has_a_password(emp
 
 def test_a_stream_with_signs_of_patterns_is_meant_literally() -> None:
     found: dict[str, Program] = {program.name: program for program in programs("a*[b]", "g")}
-    assert found["producer"].keys == (r"a\*\[b\]",)
+    assert found["producer"].keys == (r"a\*\[b\]", r"{a\*\[b\]}:delayed")
     assert r"~{a\*\[b\]}:g:lease:*" in found["consumer"].line()

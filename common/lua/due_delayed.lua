@@ -1,0 +1,68 @@
+-- due_delayed: put delayed messages in the order of their times, and name those that are due. Nothing is sent by it.
+-- KEYS: 1 delayed, 2 due, 3 due_until, 4 leader
+-- ARGV: 1 epoch, 2 most entries
+-- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when there is more to put in
+--          order; "-1": none waits), then of each that is due, the earliest first: its member of `due`, and its field `stream` or ""}. Fewer than
+--          asked for when these are large.
+-- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, whoever leads. A lost reply costs nothing.
+-- Memory: refused when full
+--- @include leads
+--- @include is_above
+--- @include facts_of
+--- @include bury
+if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
+local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 200
+local ends_at = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1]))['last-generated-id'] or '0-0'
+local known = redis.call('GET', KEYS[3]) or '0-0'
+-- Somebody has deleted the stream, and perhaps others have begun it anew: what is in it now is not in `due`.
+if is_above(known, ends_at) then
+  redis.call('DEL', KEYS[2], KEYS[3])
+  known = '0-0'
+end
+
+local function value_of(fields, name)
+  for at = 1, #fields, 2 do
+    if fields[at] == name then return fields[at + 1] end
+  end
+  return ''
+end
+
+-- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and XDEL take it as it is.
+local function member_of(id)
+  local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
+  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence
+end
+
+-- What is no time (of up to 15 digits: ms, until the year 33658) is due at once: it was sent, so it must not be lost, nor wait for ever.
+local function due_ms(fields)
+  return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or '0'
+end
+
+local page = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', PAGE)
+for _, entry in ipairs(page) do
+  redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
+end
+-- Up to the end also if the last ones were deleted: else we would be told of the stream's end again and again.
+if #page < PAGE then known = ends_at else known = page[#page][1] end
+if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET', KEYS[3], known) end
+
+local now = now_ms()
+local reply, bytes = {'OK', known, '-1'}, 0
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do
+  local entry = redis.call('XRANGE', KEYS[1], member, member)[1]
+  if not entry then
+    redis.call('ZREM', KEYS[2], member) -- somebody has deleted it
+  else
+    for _, part in ipairs(entry[2]) do bytes = bytes + #part end
+    reply[#reply + 1] = member
+    reply[#reply + 1] = value_of(entry[2], 'stream')
+    if bytes >= ENOUGH then break end
+  end
+end
+local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+if #page == PAGE then
+  reply[3] = '0'
+elseif first[2] then
+  reply[3] = string.format('%.0f', math.max(0, tonumber(first[2]) - tonumber(now)))
+end
+return reply

@@ -1,0 +1,96 @@
+"""Delayed messages: what was sent for later is added to its stream when it is due, while this master leads.
+
+A producer adds such a message to ``LogKeys.delayed``, with the field ``due_ms``; from there two scripts take it, one by one, into the stream that
+it is for. It has no place in the order of its ticket before that: it comes behind all that was sent until then. A look that is late, lost or doubled
+changes nothing, so every doubt is answered by another look.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from common.clock import now_s
+from common.errors import Fenced
+from common.keys import Keys, LogKeys
+from common.log import event
+from common.redis_client import CommandRefused, Link
+from common.scripts import ScriptRunner
+from common.service import Service
+from common.sources import Sources
+from common.stream_id import from_rank, rank
+from master.elector import Lead
+from master.leader_steps import Due, DueLook, LeaderSteps
+
+log = logging.getLogger(__name__)
+
+#: Messages sent by one call, at most.
+_AT_ONCE = 200
+#: One that cannot be sent is tried again after this time; and so are we, when Redis refuses to let us look (a user without the rights).
+_AGAIN_S = 60.0
+#: A wait for the next message, at most; and after this time we look although none was told: a stream that was deleted and came back with lower ids
+#: wakes nobody (REDIS-FACTS C1).
+_BLOCK_S, _LOOK_S = 5.0, 60.0
+
+
+class DelayedMessages(Service):
+    """Sends what is due. ``sources``: the streams that are gathered, of which a message names the one that it is for; None: there is one stream."""
+
+    name = "delayed"
+    stalls_after_s = 2 * _AGAIN_S
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, sources: Sources | None = None) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._delayed = LogKeys(keys.stream).delayed
+        self._lead = lead
+        self._sources = sources
+        self.sent = 0
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is None:
+            return 1.0
+        steps = LeaderSteps(self._scripts, self._keys, epoch, "")
+        try:
+            look = steps.due_delayed(_AT_ONCE)
+            if look.due:
+                self._send(steps, look.due)
+            else:
+                self._await(look, epoch)
+        except Fenced:
+            self._lead.lost(epoch)
+        except CommandRefused as refused:
+            event(log, "delayed_messages_refused", level=logging.ERROR, why=str(refused), way_out="see `usher doctor`")
+            return _AGAIN_S
+        return 0.0
+
+    def _send(self, steps: LeaderSteps, due: Sequence[Due]) -> None:
+        told = steps.send_delayed([(one, self._stream_of(one)) for one in due], int(_AGAIN_S * 1000))
+        refused = [(one, why) for one, why in zip(due, told, strict=True) if isinstance(why, str)]
+        self.sent += sum(isinstance(one, bytes) and one != b"" for one in told)
+        if refused:
+            first, why = refused[0]
+            event(log, "delayed_not_sent", level=logging.ERROR, count=len(refused), first=from_rank(rank(first.member)), why=why, again_in_s=_AGAIN_S)
+
+    def _stream_of(self, one: Due) -> str | None:
+        if self._sources is None:
+            return self._keys.stream
+        return one.named.decode() if one.named and self._sources.takes(one.named) else None
+
+    def _await(self, look: DueLook, epoch: int) -> None:
+        """Until something is due or has come."""
+        looked_s = now_s()
+        until_s = looked_s + (_LOOK_S if look.wait_ms is None else min(_LOOK_S, look.wait_ms / 1000))
+        while (left_s := min(_BLOCK_S, until_s - now_s())) > 0 and self._lead.epoch == epoch and not self.stopping:
+            block_ms = max(1, int(left_s * 1000))
+            if self._link.call("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._delayed, look.until, block_s=left_s):
+                return
+
+    def interrupt(self) -> None:
+        self._link.interrupt()
+
+    def on_end(self) -> None:
+        self._link.close()

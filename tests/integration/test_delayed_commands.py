@@ -1,0 +1,139 @@
+"""`usher send --after` and `--at`, `usher delayed`, and where delayed messages are counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from common.keys import Keys, LogKeys
+from common.redis_client import Link
+from master.actions import ActionLog
+from master.vitals import VitalsReader
+from tests.commands import usher
+from tests.integration.factories import World
+
+KEYS = Keys("ticket_stream", "g")
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(redis_url: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command on the test's Redis: exit code, and what it said."""
+
+    def told(*words: str) -> tuple[int, str]:
+        with mock.patch.dict(os.environ, USHER_REDIS_URL=redis_url, USHER_GROUP="g", COLUMNS="200"):
+            code = usher(*words)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return told
+
+
+def _document(run: Run, *words: str) -> dict[str, Any]:
+    code, said = run(*words, "--json")
+    assert code == 0, said
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def _put_in_order(link: Link) -> World:
+    """As the leader does it."""
+    world = World(link)
+    world.elect().due_delayed(100)
+    return world
+
+
+def test_a_message_for_later_is_delayed(run: Run, link: Link) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    code, said = run("send", "--ticket", "42", "text=hello", "--after", "10m")
+    assert (code, "1 sent to the delayed messages of ticket_stream" in said) == (0, True)
+    [[_, flat]] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    assert (fields[b"ticket_id"], fields[b"text"]) == (b"42", b"hello")
+    assert 600_000 <= int(fields[b"due_ms"]) - before_ms < 660_000
+    assert link.call("EXISTS", "ticket_stream") == 0
+
+
+def test_a_moment_may_be_given_and_repeats_are_recognised(run: Run, link: Link) -> None:
+    for repeated in (0, 1):
+        seen = _document(run, "send", "--ticket", "42", "uid=order-7", "--at", "2096-01-01T00:00:00+00:00", "--dedup", "3600")
+        assert (seen["due_ms"], seen["sent"], seen["repeated"]) == (3_976_214_400_000, 1 - repeated, repeated)
+    assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--after", "soon"), "write e.g. 90m"),
+        (("--at", "soon"), "write e.g. 2026-11-21T10:00"),
+        (("--after", "5m", "--at", "2096-01-01T00:00"), "give one of them"),
+    ],
+)
+def test_what_is_no_time_is_refused(run: Run, link: Link, words: tuple[str, ...], told: str) -> None:
+    code, said = run("send", "--ticket", "42", *words)
+    assert (code, told in said) == (2, True), said
+    assert link.call("DBSIZE") == 0
+
+
+def test_those_that_wait_are_listed_the_earliest_first(run: Run, link: Link) -> None:
+    run("send", "--ticket", "late", "text=b\x1bc", "--after", "2h")
+    run("send", "--ticket", "early", "text=a", "--after", "10m")
+    assert "2 messages more, which no leader has looked at yet" in run("delayed", "list")[1]
+    _put_in_order(link)
+    code, said = run("delayed", "list")
+    assert (code, "\x1b" in said, "2 of 2" in said) == (0, False, True)
+    lines = said.splitlines()
+    assert [line.split()[-2] for line in lines if "text=" in line] == ["early", "late"]
+    assert "9 min" in next(line for line in lines if "early" in line)
+    seen = _document(run, "delayed", "list", "--ticket", "late")
+    assert (seen["waiting"], [row["ticket_id"] for row in seen["messages"]]) == (2, ["late"])
+    assert len(_document(run, "delayed", "list", "--limit", "1")["messages"]) == 1
+    assert "none" in run("delayed", "list", "--ticket", "nobody")[1]
+
+
+def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run: Run, link: Link) -> None:
+    for ticket in ("A", "A", "B", "C"):
+        run("send", "--ticket", ticket, "text=x", "--after", "1h")
+    _put_in_order(link)
+    rows = _document(run, "delayed", "list")["messages"]
+    [of_c] = [row["id"] for row in rows if row["ticket_id"] == "C"]
+    code, said = run("delayed", "drop", of_c, "1-1", "--yes", "--reason", "not wanted")
+    assert (code, said) == (1, "1 delayed message dropped, 1 were not there\n")
+    assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes") == {"dropped": 2, "gone": 0}
+    assert [row["ticket_id"] for row in _document(run, "delayed", "list")["messages"]] == ["B"]
+    lines, _ = ActionLog(link, KEYS).page(None, 10)
+    assert [(line["what"], line["on"], line["why"], line["outcome"]) for line in lines] == [
+        ("drop", "delayed messages of A", "", "dropped 2, gone 0"),
+        ("drop", f"delayed messages {of_c}, 1-1", "not wanted", "dropped 1, gone 1"),
+    ]
+    assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
+
+
+@pytest.mark.parametrize("words", [(), ("1-1", "--all"), ("--ticket", "A"), ("nonsense",), ("--all",), ("1-1", "--json")])
+def test_nothing_is_dropped_by_mistake(run: Run, link: Link, words: tuple[str, ...]) -> None:
+    run("send", "--ticket", "A", "text=x", "--after", "1h")
+    _put_in_order(link)
+    code, said = run("delayed", "drop", *words)
+    assert code == 2, said
+    assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 1
+
+
+def test_status_and_metrics_count_them(run: Run, link: Link) -> None:
+    run("send", "--ticket", "A", "text=x", "--after", "10m")
+    world = _put_in_order(link)
+    seen = _document(run, "status")["delayed"]
+    assert seen["messages"] == 1
+    assert seen["first_ms"] > time.time_ns() // 1_000_000
+    assert "the first in 9 min" in run("status", "--once")[1]
+    vitals = VitalsReader(link, KEYS).read()
+    assert (vitals.delayed, vitals.late_s) == (1, 0.0)
+    link.call("ZINCRBY", LogKeys("ticket_stream").due, -1_200_000, link.call("ZRANGE", LogKeys("ticket_stream").due, 0, 0)[0])
+    late = VitalsReader(link, KEYS).read()
+    assert 500 < late.late_s < 700
+    assert world.link.call("XLEN", "ticket_stream") == 0
