@@ -17,6 +17,7 @@ import redis
 from common.acl import Program, acl_file, programs
 from common.embedded import find_redis_server, free_port
 from common.errors import NotNow
+from common.keys import LogKeys
 from common.redis_client import Link
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.machine import USHER, environ_for, until
@@ -165,7 +166,15 @@ def test_a_whole_system_works_under_these_users(emptied: Guarded, tmp_path: Path
         _usher(tmp_path, emptied.url("sender"), "send", "--ticket", "T1", "text=more")
         crew.wait_until_handled(sent, 60)
         crew.wait_until_settled(admin)
-        assert json.loads(_usher(tmp_path, emptied.url("master"), "status", "--json"))
+        # For later: by hand, and by the command; one is dropped before it comes.
+        producer.xadd(LogKeys(KEYS.stream).delayed, {"due_ms": "0", "ticket_id": "T1"})
+        _usher(tmp_path, emptied.url("sender"), "send", "--ticket", "T1", "--after", "1h", "--dedup", "60", "uid=later")
+        log = LogKeys(KEYS.stream)
+        crew.until(lambda: admin.call("XLEN", log.delayed) == 1 == admin.call("ZCARD", log.due), 30, "one was sent")
+        assert json.loads(_usher(tmp_path, emptied.url("master"), "delayed", "list", "--json"))["waiting"] == 1
+        _usher(tmp_path, emptied.url("master"), "delayed", "drop", "--all", "--yes")
+        crew.wait_until_settled(admin)
+        assert json.loads(_usher(tmp_path, emptied.url("master"), "status", "--json"))["delayed"]["messages"] == 0
         assert json.loads(_usher(tmp_path, emptied.url("master"), "consumers", "list", "--json"))
         # The leader goes, the other adopts; a consumer drains and leaves for good.
         crew.kill_worker("master-1")
