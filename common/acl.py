@@ -106,7 +106,7 @@ _GATHERING = ("gather", "share", "look_at_sources")
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),
     *("get", "mget", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel", "xadd", "time"),
-    *("zrange", "zcard", "xdel", "zrem"),
+    *("zrange", "zcard", "zscore", "xdel", "zrem"),
 )
 _READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")
 _AUDITOR_SENDS = (

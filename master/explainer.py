@@ -13,13 +13,14 @@ from typing import Any
 
 from common.attempts import Attempts, decode
 from common.clock import now_s, wall_ms
-from common.keys import MASTER, Keys
-from common.redis_client import Link
+from common.keys import MASTER, Keys, LogKeys
+from common.redis_client import CommandRefused, Link
 from common.registration import name_of
 from common.scripts import ScriptRunner
 from common.stream_id import rank
 from common.streams import Record, group_consumers_of, group_of, parse_record
 from master.dead_letters import DeadLetters
+from master.delayed_view import member_of
 from master.elector import parse_held
 from master.lag import Lag, lag_of
 from master.live_rules import rulebook
@@ -120,12 +121,15 @@ class Explainer:
             found["owner"], found["health_url"] = self._owner(record.owner.decode(), members, rules)
         found["unread"], found["unread_is_exact"] = (), True
         if lag.entries:
-            found["unread"], found["unread_is_exact"] = self._find(ticket, b"(" + delivered if delivered is not None else b"-", "", until_s)
+            above = b"(" + delivered if delivered is not None else b"-"
+            found["unread"], found["unread_is_exact"] = self._find(keys.stream, ticket, above, "", until_s)
         found["parked"], found["parked_is_exact"] = (), True
         if delivered is not None and pending.get(MASTER):
-            parked, found["parked_is_exact"] = self._find(ticket, b"-", keys.group, until_s)
+            parked, found["parked_is_exact"] = self._find(keys.stream, ticket, b"-", keys.group, until_s)
             known = {*ids} if kind != "tail" else set()
             found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
+        if not (kind or found["unread"] or found["parked"]):
+            found |= self._delayed(ticket, until_s)
         found["attempts"] = self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
         return found | self._its_letters(ticket, kind, until_s)
 
@@ -151,12 +155,23 @@ class Explainer:
         lag = lag_of(self._scripts, self._keys.stream, facts, 0, _PAGE * _PAGES)
         return facts[b"last-delivered-id"], lag, {one.name: one.pending for one in group_consumers_of(consumers)}
 
-    def _find(self, ticket: bytes, start: bytes, group: str, until_s: float) -> tuple[tuple[bytes, ...], bool]:
+    def _delayed(self, ticket: bytes, until_s: float) -> dict[str, Any]:
+        """Its messages that wait for their time, and when the first of them is due; those that no leader has looked at yet may be due now."""
+        log = LogKeys(self._keys.stream)
+        try:
+            ids, is_exact = self._find(log.delayed, ticket, b"-", "", until_s)
+            scores = self._link.all_of([("ZSCORE", log.due, member_of(entry_id.decode())) for entry_id in ids])
+        except CommandRefused:
+            return {}  # a user without the right, which is newer than many a user
+        due_ms = min((int(float(score)) for score in scores if score is not None), default=0)
+        return {"delayed": len(ids), "delayed_is_exact": is_exact, "due_ms": due_ms}
+
+    def _find(self, stream: str, ticket: bytes, start: bytes, group: str, until_s: float) -> tuple[tuple[bytes, ...], bool]:
         """Entries of the ticket above ``start``, in the stream or parked in the group; False: there is more than was looked through."""
         found: list[bytes] = []
         for _ in range(_PAGES):
             args = (self._ticket_field, ticket, start, _PAGE, group, MASTER if group else "")
-            last, ids = self._scripts.run("ticket_entries", (self._keys.stream,), args)
+            last, ids = self._scripts.run("ticket_entries", (stream,), args)
             found += ids
             if not last:
                 return tuple(found), True

@@ -30,7 +30,7 @@ from master.policy.rules import Rule
 
 #: What a ticket can be doing.
 STATES = (
-    *("idle", "not_found", "unread", "parked", "paused", "handed_over", "running", "retrying"),
+    *("idle", "not_found", "delayed", "unread", "parked", "paused", "handed_over", "running", "retrying"),
     *("recovering", "halted", "ending", "returned", "unreadable"),
 )
 #: Entries that a document names.
@@ -138,6 +138,9 @@ class Facts:
     not_gathered: int = 0  # entries of all sources, of a work stream
     gathered_is_exact: bool = True  # all sources were looked at, and to their end
     by_stream: bool = False  # tickets of a work stream are called STREAM/ID
+    delayed: int = 0  # messages that wait for their time, where nothing else of the ticket is there
+    delayed_is_exact: bool = True
+    due_ms: int = 0  # when the first of them is due
 
     @property
     def of_record_parked(self) -> int:

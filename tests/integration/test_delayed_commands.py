@@ -137,3 +137,15 @@ def test_status_and_metrics_count_them(run: Run, link: Link) -> None:
     late = VitalsReader(link, KEYS).read()
     assert 500 < late.late_s < 700
     assert world.link.call("XLEN", "ticket_stream") == 0
+
+
+def test_a_ticket_is_explained_by_what_is_delayed_of_it(run: Run, link: Link) -> None:
+    for after in ("2h", "10m"):
+        run("send", "--ticket", "42", "text=x", "--after", after)
+    world = _put_in_order(link)
+    seen = _document(run, "tickets", "explain", "42")
+    assert (seen["state"], seen["reasons"][0]["code"]) == ("delayed", "delayed")
+    assert seen["reasons"][0]["text"].startswith("2 messages of it are delayed, the first is due in 9 min")
+    assert "usher delayed list --ticket 42" in run("tickets", "explain", "42")[1]
+    world.send(b"42", b"1-1")
+    assert _document(run, "tickets", "explain", "42")["state"] == "unread", "that is what it waits for"

@@ -138,6 +138,14 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
         "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until it is repaired or deleted",
     ),
+    "delayed": (
+        *(ticket(delayed=1, due_ms=NOW + 570_000), "delayed", "delayed"),
+        "1 message of it is delayed, due in 9 min 30 s; nothing else of it is unread, parked or in processing",
+    ),
+    "more are delayed": (
+        *(ticket(delayed=7, delayed_is_exact=False, due_ms=NOW - 5), "delayed", "delayed"),
+        "at least 7 messages of it are delayed, the first is due now; nothing else of it is unread, parked or in processing",
+    ),
     "idle": (
         *(ticket(), "idle", "nothing_to_do"),
         "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
