@@ -38,7 +38,8 @@ local function due_ms(fields)
   return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or '0'
 end
 
-local page = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', PAGE)
+-- Not behind the end: behind the highest id of all there is no range, and the call would fail for ever.
+local page = known == ends_at and {} or redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', PAGE)
 for _, entry in ipairs(page) do
   redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
 end

@@ -173,6 +173,15 @@ def test_a_stream_that_was_deleted_and_came_back_with_lower_ids_is_put_in_order_
     assert world.link.call("EXISTS", log.due) == 0
 
 
+def test_behind_one_with_the_highest_id_of_all_everything_is_still_sent(world: World) -> None:
+    leader, log = world.elect(), _log(world)
+    _delay(world, b"A", PAST)
+    world.link.call("XADD", log.delayed, "18446744073709551615-18446744073709551615", "due_ms", PAST, "ticket_id", "B")
+    _send_due(world, leader)
+    assert _sent(world) == [b"A", b"B"]
+    assert leader.due_delayed(10).wait_ms is None
+
+
 def test_one_that_cannot_be_sent_holds_up_no_other_and_is_tried_again(world: World) -> None:
     leader, log = world.elect(), _log(world)
     world.link.call("SET", "text", "no stream")
