@@ -12,10 +12,19 @@
 --- @include bury
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 200
-local ends_at = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1]))['last-generated-id'] or '0-0'
+local stream = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1])) or {}
+local ends_at, first = stream['last-generated-id'] or '0-0', stream['first-entry'] and stream['first-entry'][1]
 local known = redis.call('GET', KEYS[3]) or '0-0'
--- Somebody has deleted the stream, and perhaps others have begun it anew: what is in it now is not in `due`.
-if is_above(known, ends_at) then
+
+-- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and XDEL take it as it is.
+local function member_of(id)
+  local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
+  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence
+end
+
+-- Somebody has deleted the stream, and perhaps others have begun it anew, or has brought an old one back, or has deleted `due`: what is in the
+-- stream now is not in `due`. Those that are missing are its first ones.
+if is_above(known, ends_at) or (first and not is_above(first, known) and not redis.call('ZSCORE', KEYS[2], member_of(first))) then
   redis.call('DEL', KEYS[2], KEYS[3])
   known = '0-0'
 end
@@ -25,12 +34,6 @@ local function value_of(fields, name)
     if fields[at] == name then return fields[at + 1] end
   end
   return ''
-end
-
--- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and XDEL take it as it is.
-local function member_of(id)
-  local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
-  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence
 end
 
 -- What is no time (of up to 15 digits: ms, until the year 33658) is due at once: it was sent, so it must not be lost, nor wait for ever.

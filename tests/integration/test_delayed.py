@@ -173,6 +173,24 @@ def test_a_stream_that_was_deleted_and_came_back_with_lower_ids_is_put_in_order_
     assert world.link.call("EXISTS", log.due) == 0
 
 
+def test_one_that_lies_before_what_was_put_in_order_is_sent_all_the_same(world: World) -> None:
+    """The stream came back and has grown beyond its former end before anybody looked; or it was restored; or its order was deleted."""
+    leader, log = world.elect(), _log(world)
+    world.link.call("XADD", log.delayed, "900-1", "due_ms", FUTURE, "ticket_id", "old")
+    leader.due_delayed(10)
+    world.link.call("DEL", log.delayed)
+    for entry_id, ticket in (("5-1", "A"), ("1000-1", "B")):
+        world.link.call("XADD", log.delayed, entry_id, "due_ms", PAST, "ticket_id", ticket)
+    copy = world.link.call("DUMP", log.delayed)
+    _send_due(world, leader)
+    assert _sent(world) == [b"A", b"B"]
+    world.link.call("RESTORE", log.delayed, 0, copy, "REPLACE")
+    leader.due_delayed(10)
+    world.link.call("DEL", log.due)
+    _send_due(world, leader)
+    assert (_sent(world), _left(world)) == ([b"A", b"B", b"A", b"B"], 0)
+
+
 def test_behind_one_with_the_highest_id_of_all_everything_is_still_sent(world: World) -> None:
     leader, log = world.elect(), _log(world)
     _delay(world, b"A", PAST)
