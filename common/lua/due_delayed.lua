@@ -3,7 +3,7 @@
 -- ARGV: 1 epoch, 2 most entries
 -- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when there is more to put in
 --          order; "-1": none waits), then of each that is due, the earliest first: its member of `due`, and its field `stream` or ""}. Fewer than
---          asked for when these are large.
+--          asked for when these are large, and none while there is more to put in order: it may be due earlier.
 -- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, whoever leads. A lost reply costs nothing.
 -- Memory: refused when full
 --- @include leads
@@ -50,6 +50,8 @@ end
 if #page < PAGE then known = ends_at else known = page[#page][1] end
 if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET', KEYS[3], known) end
 
+if known ~= ends_at then return {'OK', known, '0'} end
+
 local now = now_ms()
 local reply, bytes = {'OK', known, '-1'}, 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do
@@ -64,9 +66,5 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT
   end
 end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-if #page == PAGE then
-  reply[3] = '0'
-elseif first[2] then
-  reply[3] = string.format('%.0f', math.max(0, tonumber(first[2]) - tonumber(now)))
-end
+if first[2] then reply[3] = string.format('%.0f', math.max(0, tonumber(first[2]) - tonumber(now))) end
 return reply
