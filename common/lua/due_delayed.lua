@@ -36,30 +36,42 @@ local function value_of(fields, name)
   return ''
 end
 
+local function size_of(fields)
+  local bytes = 0
+  for _, part in ipairs(fields) do bytes = bytes + #part end
+  return bytes
+end
+
 -- What is no time (of up to 15 digits: ms, until the year 33658) is due at once: it was sent, so it must not be lost, nor wait for ever.
 local function due_ms(fields)
   return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or '0'
 end
 
--- Not behind the end: behind the highest id of all there is no range, and the call would fail for ever.
-local page = known == ends_at and {} or redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', PAGE)
-for _, entry in ipairs(page) do
-  redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
+-- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large ones would be copied as a whole. Not behind the end: behind
+-- the highest id of all there is no range, and the call would fail for ever.
+local sorted, bytes = 0, 0
+while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
+  local entry = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', 1)[1]
+  if entry then
+    redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
+    sorted, bytes = sorted + 1, bytes + size_of(entry[2])
+  end
+  -- Up to the end also if the last ones were deleted: else we would be told of the stream's end again and again.
+  known = entry and entry[1] or ends_at
 end
--- Up to the end also if the last ones were deleted: else we would be told of the stream's end again and again.
-if #page < PAGE then known = ends_at else known = page[#page][1] end
 if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET', KEYS[3], known) end
 
 if known ~= ends_at then return {'OK', known, '0'} end
 
 local now = now_ms()
-local reply, bytes = {'OK', known, '-1'}, 0
+local reply = {'OK', known, '-1'}
+bytes = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do
   local entry = redis.call('XRANGE', KEYS[1], member, member)[1]
   if not entry then
     redis.call('ZREM', KEYS[2], member) -- somebody has deleted it
   else
-    for _, part in ipairs(entry[2]) do bytes = bytes + #part end
+    bytes = bytes + size_of(entry[2])
     reply[#reply + 1] = member
     reply[#reply + 1] = value_of(entry[2], 'stream')
     if bytes >= ENOUGH then break end
