@@ -42,9 +42,11 @@ local function size_of(fields)
   return bytes
 end
 
--- What is no time (of up to 15 digits: ms, until the year 33658) is due at once: it was sent, so it must not be lost, nor wait for ever.
+-- What is no time (of up to 15 digits: ms, until the year 33658) is due now: it was sent, so it must not be lost, nor wait for ever; nor come before
+-- those that are late, since when the first is due is told.
+local now = now_ms()
 local function due_ms(fields)
-  return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or '0'
+  return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or now
 end
 
 -- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large ones would be copied as a whole. Not behind the end: behind
@@ -63,7 +65,6 @@ if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET
 
 if known ~= ends_at then return {'OK', known, '0'} end
 
-local now = now_ms()
 local reply = {'OK', known, '-1'}
 bytes = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do

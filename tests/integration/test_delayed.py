@@ -20,6 +20,7 @@ from master.delayed import DelayedMessages
 from master.delayed_view import DelayedView, member_of
 from master.elector import Lead
 from master.leader_steps import Due, LeaderSteps
+from master.vitals import VitalsReader
 from tests.abuse import check_contract
 from tests.integration.factories import NASTY_TICKETS, World
 from tests.proxy import Proxy
@@ -99,6 +100,15 @@ def test_what_has_no_time_is_due_at_once(world: World, due: str) -> None:
     _delay(world, b"A", due)
     _send_due(world, world.elect())
     assert _sent(world) == [b"A"]
+
+
+@pytest.mark.parametrize("due", ["", "soon", "0"])
+def test_what_has_no_time_hides_nobody_who_is_late(world: World, due: str) -> None:
+    leader = world.elect()
+    _delay(world, b"late", _now_ms(world) - 100_000)
+    _delay(world, b"A", due)
+    leader.due_delayed(10)
+    assert VitalsReader(world.link, world.keys).read().late_s > 90.0
 
 
 def test_tickets_and_names_may_be_anything(world: World) -> None:
