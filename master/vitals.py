@@ -126,8 +126,7 @@ class VitalsReader:
         waiting, is_exact = lag.entries + sources["lag"], lag.is_exact and sources["lag_is_exact"]
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
         later = waiting_of(delayed, first)
-        due_ms = later.first_ms
-        late_s = max(0.0, (now_ms - due_ms) / 1000) if due_ms else 0.0  # 0 is what has no time: it is sent at once
+        late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
         return Vitals(
             *(entries, waiting, is_exact, summary[0] if summary else 0, by_owner.get(MASTER, 0), by_owner.get(HALTED, 0)),
             *(tickets, tried_before, dead, _age_s(oldest, now_ms), bool(led), _loads(registered, states, rulebook(ruled), by_owner)),

@@ -3,7 +3,7 @@
 -- ARGV: 1 epoch, 2 most entries
 -- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when there is more to put in
 --          order; "-1": none waits), then of each that is due, the earliest first: its member of `due`, and its field `stream` or ""}. Fewer than
---          asked for when these are large.
+--          asked for when these are large, and none while there is more to put in order: it may be due earlier.
 -- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, whoever leads. A lost reply costs nothing.
 -- Memory: refused when full
 --- @include leads
@@ -12,10 +12,19 @@
 --- @include bury
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 200
-local ends_at = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1]))['last-generated-id'] or '0-0'
+local stream = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1])) or {}
+local ends_at, first = stream['last-generated-id'] or '0-0', stream['first-entry'] and stream['first-entry'][1]
 local known = redis.call('GET', KEYS[3]) or '0-0'
--- Somebody has deleted the stream, and perhaps others have begun it anew: what is in it now is not in `due`.
-if is_above(known, ends_at) then
+
+-- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and XDEL take it as it is.
+local function member_of(id)
+  local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
+  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence
+end
+
+-- Somebody has deleted the stream, and perhaps others have begun it anew, or has brought an old one back, or has deleted `due`: what is in the
+-- stream now is not in `due`. Those that are missing are its first ones.
+if is_above(known, ends_at) or (first and not is_above(first, known) and not redis.call('ZSCORE', KEYS[2], member_of(first))) then
   redis.call('DEL', KEYS[2], KEYS[3])
   known = '0-0'
 end
@@ -27,42 +36,48 @@ local function value_of(fields, name)
   return ''
 end
 
--- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and XDEL take it as it is.
-local function member_of(id)
-  local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
-  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence
+local function size_of(fields)
+  local bytes = 0
+  for _, part in ipairs(fields) do bytes = bytes + #part end
+  return bytes
 end
 
--- What is no time (of up to 15 digits: ms, until the year 33658) is due at once: it was sent, so it must not be lost, nor wait for ever.
+-- What is no time (of up to 15 digits: ms, until the year 33658) is due now: it was sent, so it must not be lost, nor wait for ever; nor come before
+-- those that are late, since when the first is due is told.
+local now = now_ms()
 local function due_ms(fields)
-  return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or '0'
+  return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or now
 end
 
-local page = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', PAGE)
-for _, entry in ipairs(page) do
-  redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
+-- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large ones would be copied as a whole. Not behind the end: behind
+-- the highest id of all there is no range, and the call would fail for ever.
+local sorted, bytes = 0, 0
+while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
+  local entry = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', 1)[1]
+  if entry then
+    redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
+    sorted, bytes = sorted + 1, bytes + size_of(entry[2])
+  end
+  -- Up to the end also if the last ones were deleted: else we would be told of the stream's end again and again.
+  known = entry and entry[1] or ends_at
 end
--- Up to the end also if the last ones were deleted: else we would be told of the stream's end again and again.
-if #page < PAGE then known = ends_at else known = page[#page][1] end
 if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET', KEYS[3], known) end
 
-local now = now_ms()
-local reply, bytes = {'OK', known, '-1'}, 0
+if known ~= ends_at then return {'OK', known, '0'} end
+
+local reply = {'OK', known, '-1'}
+bytes = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do
   local entry = redis.call('XRANGE', KEYS[1], member, member)[1]
   if not entry then
     redis.call('ZREM', KEYS[2], member) -- somebody has deleted it
   else
-    for _, part in ipairs(entry[2]) do bytes = bytes + #part end
+    bytes = bytes + size_of(entry[2])
     reply[#reply + 1] = member
     reply[#reply + 1] = value_of(entry[2], 'stream')
     if bytes >= ENOUGH then break end
   end
 end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-if #page == PAGE then
-  reply[3] = '0'
-elseif first[2] then
-  reply[3] = string.format('%.0f', math.max(0, tonumber(first[2]) - tonumber(now)))
-end
+if first[2] then reply[3] = string.format('%.0f', math.max(0, tonumber(first[2]) - tonumber(now))) end
 return reply
