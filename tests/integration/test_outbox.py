@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -86,6 +87,20 @@ def test_what_is_no_transaction_is_refused(sqlite_outbox: Outbox, tmp_path: Path
             write(wrong, ticket_id="1", action="a", object="o")
     plain.close()
     assert _staged(sqlite_outbox) == []
+
+
+def test_an_asynchronous_connection_of_a_driver_is_refused(postgres_outbox: Outbox) -> None:
+    """What it would be asked, nobody would await: a uid, and no record."""
+
+    async def work() -> None:
+        url = postgres_outbox.engine.url
+        asked = {"dbname": url.database, "user": url.username, **url.query}
+        async with await psycopg.AsyncConnection.connect(**asked) as connection:
+            with pytest.raises(OutboxMisused, match="asynchronous"):
+                write(connection, ticket_id="1", action="a", object="o")
+
+    asyncio.run(work())
+    assert _staged(postgres_outbox) == []
 
 
 def test_an_asynchronous_session_writes_through_its_own(postgres_outbox: Outbox) -> None:
