@@ -231,16 +231,14 @@ class LogConsumer:
             sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
 
     def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:
-        """Without those that were handled before, also earlier in this very batch. A uid that is the stream id cannot come twice."""
-        uids = [record.uid for record in records if record.uid != record.id]
-        if not uids:
-            return records
-        new = self._remember_all(sql, at, uids)
+        """Without those that were handled before, also earlier in this very batch. A stream id that stands for a uid is remembered too: a dead
+        letter that is redriven has its former id as its uid."""
+        new = self._remember_all(sql, at, [record.uid for record in records])
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
         fresh = []
         for record in records:
-            if record.uid == record.id or record.uid in new:
+            if record.uid in new:
                 new.discard(record.uid)
                 fresh.append(record)
         return fresh

@@ -1,0 +1,30 @@
+"""Copies of a record that a log consumer knows: by its uid, also where that is its stream id, and however often it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.keys import Keys
+from common.outbox.log_consumer import LogConsumer
+from common.redis_client import Link
+from master.dead_letters import DeadLetters
+from tests.outboxes import STREAM, Outbox, read_all, send
+
+KEYS = Keys(STREAM, "g")
+
+
+def test_a_record_without_a_uid_whose_dead_letter_is_redriven_is_seen_once(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
+    """It comes again with its former id as its uid. Who has begun behind it sees it for the first time then."""
+    link.call("XGROUP", "CREATE", STREAM, "g", "$", "MKSTREAM")
+    [entry_id] = send(link, "")
+    consumer, late = consumers(outbox), consumers(outbox, "late", start=b"+")
+    read_all(consumer)
+    read_all(late)
+    letter = ("usher-id", entry_id, "usher-ticket", "T", "usher-fields", 2, "ticket_id", "T", "data", "{}")
+    [redriven] = DeadLetters(link, KEYS).redrive([link.call("XADD", KEYS.dead, "*", *letter)])
+    assert redriven.word == "added"
+    for one in (consumer, late):
+        read_all(one)
+        assert one.state()[1]["uids"] == [entry_id.decode()]
