@@ -234,6 +234,9 @@ class LogConsumer:
         """Without those that were handled before, also earlier in this very batch. A stream id that stands for a uid is remembered too: a dead
         letter that is redriven has its former id as its uid."""
         new = self._remember_all(sql, at, [record.uid for record in records])
+        known = [record.uid for record in records if record.uid not in new]
+        if known:  # of several copies the last one counts: another one may come as far behind it again
+            sql.execute(self._sql["recall"], self._me | {"uids": self._listed(sql, known), "number": at.records})
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
         fresh = []
@@ -245,8 +248,12 @@ class LogConsumer:
 
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
         """Those that were not known."""
-        asked: Any = orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
-        return {row[0] for row in sql.execute(self._sql["remember"], self._me | {"uids": asked, "number": at.records})}
+        asked = self._me | {"uids": self._listed(sql, uids), "number": at.records}
+        return {row[0] for row in sql.execute(self._sql["remember"], asked)}
+
+    @staticmethod
+    def _listed(sql: sa.Connection, uids: list[str]) -> Any:
+        return orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
 
     def _load(self, sql: sa.Connection) -> dict[str, Any]:
         return _decoded(sql.scalar(self._sql["state"], self._me))

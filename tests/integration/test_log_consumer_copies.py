@@ -28,3 +28,13 @@ def test_a_record_without_a_uid_whose_dead_letter_is_redriven_is_seen_once(
     for one in (consumer, late):
         read_all(one)
         assert one.state()[1]["uids"] == [entry_id.decode()]
+
+
+def test_how_far_back_a_record_is_known_counts_from_its_last_copy(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """A batch whose rows cannot be removed is sent again at every restart of Redis, each time behind what others have added meanwhile."""
+    for _ in range(4):
+        send(link, "a", *("" for _ in range(15)))
+    consumer = consumers(outbox, batch=5, remember=20)
+    read_all(consumer)
+    assert consumer.state()[1]["uids"].count("a") == 1
+    assert outbox.scalar("SELECT count(*) FROM consumer_uids") <= 30, "and it is forgotten like any other"
