@@ -49,7 +49,7 @@ def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
 
 def _waits(url: sa.engine.URL) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
-        return {"timeout": _SQLITE_WAIT_S}
+        return {} if "timeout" in url.query else {"timeout": _SQLITE_WAIT_S}
     is_libpq = url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
     return {name: value for name, value in _POSTGRES_WAITS.items() if name not in url.query} if is_libpq else {}
 

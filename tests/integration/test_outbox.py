@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 import psycopg
@@ -181,6 +182,18 @@ def test_a_database_that_is_away_is_refused_at_the_start_and_waited_for_later(tm
         store.check()
     with pytest.raises(SqlTrouble, match="reading the outbox"):
         store.batch(10)
+    store.close()
+
+
+def test_what_the_url_says_of_waiting_for_sqlites_lock_goes_before_ours(sqlite_outbox: Outbox) -> None:
+    store = OutboxStore(f"{sqlite_outbox.url}?timeout=0.1")
+    began_s = time.monotonic()
+    with sqlite_outbox.engine.connect() as other:
+        other.execute(sa.text("BEGIN EXCLUSIVE"))
+        with pytest.raises(SqlTrouble, match="locked"):
+            store.batch(1)
+        other.rollback()
+    assert time.monotonic() - began_s < 10
     store.close()
 
 
