@@ -50,6 +50,7 @@ from common.outbox.database import check_dialect, check_schema, check_transactio
 from common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
 from common.outbox.rows import LONGEST_UID
 from common.outbox.sql_files import queries
+from common.sources import FROM_FIELD
 from common.stream_id import ZERO, rank
 from common.streams import Entry
 
@@ -64,8 +65,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Record(NamedTuple):
-    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the stream id. Fields that it
-    does not have are ""."""
+    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the stream id; in a work
+    stream it begins with the source. Fields that it does not have are ""."""
 
     id: str
     uid: str
@@ -310,6 +311,10 @@ def _decoded(stored: str | None) -> dict[str, Any]:
 def _record(entry: Entry) -> Record:
     fields = entry.fields or []
     given = first_value(fields, UID_FIELD)
+    origin = first_value(fields[:2], FROM_FIELD)
+    if origin is not None:  # in a work stream: as handlers know it (consumer/context.py), for producers of two sources may use one uid
+        source_id, _, rest = origin.partition(b" ")
+        given = rest.partition(b" ")[2] + b"/" + (given or source_id)
     uid = given.decode("utf-8", "backslashreplace").replace("\0", "\\0") if given else entry.id.decode()
     if len(uid) > LONGEST_UID:  # of a direct producer; an index of PostgreSQL takes 2,700 bytes
         uid = "sha256:" + hashlib.sha256(uid.encode()).hexdigest()

@@ -8,6 +8,7 @@ from common.keys import Keys
 from common.outbox.log_consumer import LogConsumer
 from common.redis_client import Link
 from master.dead_letters import DeadLetters
+from tests.integration.gathered import Gathered
 from tests.outboxes import STREAM, Outbox, read_all, send
 
 KEYS = Keys(STREAM, "g")
@@ -38,3 +39,19 @@ def test_how_far_back_a_record_is_known_counts_from_its_last_copy(outbox: Outbox
     read_all(consumer)
     assert consumer.state()[1]["uids"].count("a") == 1
     assert outbox.scalar("SELECT count(*) FROM consumer_uids") <= 30, "and it is forgotten like any other"
+
+
+def test_in_a_work_stream_records_are_known_by_source_and_uid(outbox: Outbox, redis_url: str, link: Link) -> None:
+    """Producers of different sources need not know of each other. What is redriven there is known by where it came from."""
+    gathered = Gathered(link)
+    for source, uid in (("a", "order-7"), ("b", "order-7"), ("a", "order-7"), ("b", "")):
+        link.call("XADD", source, f"{link.call('XLEN', source) + 1}-1", "ticket_id", "42", *(("uid", uid) if uid else ()))
+    gathered.stream.create_group(b"0-0")
+    gathered.gather("a", "b")
+    with LogConsumer("one", gathered.keys.stream, outbox.engine, redis_url=redis_url) as consumer:
+        read_all(consumer)
+        letter = ("usher-id", "1-1", "usher-ticket", "b/42", "usher-fields", 2, "usher_from", "2-1 2 b", "usher_ticket", "b/42")
+        [redriven] = DeadLetters(link, gathered.keys).redrive([link.call("XADD", gathered.keys.dead, "*", *letter)])
+        assert redriven.word == "added"
+        read_all(consumer)
+        assert sorted(consumer.state()[1]["uids"]) == ["a/order-7", "b/2-1", "b/order-7"]
