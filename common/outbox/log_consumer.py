@@ -102,9 +102,9 @@ class _Checkpoint(NamedTuple):
 class LogConsumer:
     """One reader of one stream; used by one thread.
 
-    ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction. ``remember``: how many
-    records back a repeat is recognised (None: all, in a table that only grows). ``reader`` (RoutedLog) replaces the connection to
-    ``redis_url``.
+    ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction, fewer where they are
+    large. ``remember``: how many records back a repeat is recognised (None: all, in a table that only grows). ``reader`` (RoutedLog) replaces
+    the connection to ``redis_url``.
     """
 
     def __init__(
