@@ -271,6 +271,7 @@ class LogConsumer:
         What is noted replaces whatever Redis has, so the row is held meanwhile: a reset that came in between would be undone in Redis, and
         what it needs be trimmed.
         """
+        self._log.noted(self._name)  # a Redis that does not answer is waited for without a lock; SQLite's is one for the whole database
         at = self._noted_as_it_is()
         if at is None:
             self._log.note(self._name, 0, ZERO, replace=True)  # nobody trims what is found now

@@ -1,14 +1,20 @@
-"""How a log is read: a batch of large entries is no more than both sides can hold, and one of small ones is whole."""
+"""How a log is read: a batch of large entries is no more than both sides can hold, one of small ones is whole, and who waits holds no lock."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from common.errors import RedisTrouble
+from common.outbox.database import open_engine
 from common.outbox.log_consumer import LogConsumer
 from common.outbox.log_reader import DirectLog, LogLost
+from common.outbox.writer import write
 from common.redis_client import Link
 from tests.outboxes import STREAM, Outbox, add, read_all, send
 
@@ -76,3 +82,27 @@ def test_what_is_cut_between_two_pages_of_a_batch_is_told_by_the_next_read(redis
     with pytest.raises(LogLost):
         log.read("one", ids[15], 100)
     log.close()
+
+
+def test_while_redis_does_not_answer_the_application_can_write(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """A log consumer that starts then holds no lock of SQLite, of which there is one, for the seconds of its wait."""
+    consumers(sqlite_outbox).step(add)
+    impatient = open_engine(f"{sqlite_outbox.url}?timeout=0.5", "test")
+    with contextlib.ExitStack() as stack:
+        stack.callback(impatient.dispose)
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        starting = stack.enter_context(LogConsumer("one", STREAM, sqlite_outbox.engine, redis_url=url))
+
+        def start() -> None:
+            with pytest.raises(RedisTrouble):
+                starting.step(add)
+
+        waiting = threading.Thread(target=start)
+        waiting.start()
+        stack.callback(waiting.join)
+        asked = stack.enter_context(silent.accept()[0])
+        assert asked.recv(1), "it asks, and waits"
+        with impatient.begin() as connection:
+            write(connection, ticket_id="T", action="a", object="o")
+    assert sqlite_outbox.store.waiting() == (1, 0)
