@@ -49,7 +49,7 @@ def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
 
 def _waits(url: sa.engine.URL) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
-        return {"timeout": _SQLITE_WAIT_S}
+        return {} if "timeout" in url.query else {"timeout": _SQLITE_WAIT_S}
     is_libpq = url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
     return {name: value for name, value in _POSTGRES_WAITS.items() if name not in url.query} if is_libpq else {}
 
@@ -106,21 +106,18 @@ def schema_version(connection: sa.Connection) -> int:
 def migrate(engine: sa.Engine) -> list[int]:
     """Bring the schema to the newest version, all or nothing; safe in several processes at once. Returns the versions that were applied."""
     check_dialect(engine)
-    with sql_trouble("migrating the outbox"), engine.connect() as connection:
-        cursor = connection.connection.cursor()
-        if engine.dialect.name == "sqlite":
-            cursor.execute("BEGIN IMMEDIATE")
-        else:
-            cursor.execute(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+    # Without parameters a block may hold several statements, and a percent sign is one.
+    with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_MIGRATING})")
         try:
             missing = [number for number in versions(engine.dialect.name) if number > schema_version(connection)]
             for number in missing:
                 for statement in _statements(engine.dialect.name, versions(engine.dialect.name)[number]):
-                    cursor.execute(statement)
+                    connection.exec_driver_sql(statement)
                 connection.execute(sa.text(queries(engine.dialect.name)["set_version"]), {"version": number})
-            connection.connection.commit()
+            connection.commit()
         except BaseException:
-            connection.connection.rollback()
+            connection.rollback()
             raise
     return missing
 

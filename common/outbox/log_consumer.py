@@ -50,6 +50,7 @@ from common.outbox.database import check_dialect, check_schema, check_transactio
 from common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
 from common.outbox.rows import LONGEST_UID
 from common.outbox.sql_files import queries
+from common.sources import FROM_FIELD
 from common.stream_id import ZERO, rank
 from common.streams import Entry
 
@@ -64,8 +65,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Record(NamedTuple):
-    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the stream id. Fields that it
-    does not have are ""."""
+    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the stream id; in a work
+    stream it begins with the source. Fields that it does not have are ""."""
 
     id: str
     uid: str
@@ -101,9 +102,9 @@ class _Checkpoint(NamedTuple):
 class LogConsumer:
     """One reader of one stream; used by one thread.
 
-    ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction. ``remember``: how many
-    records back a repeat is recognised (None: all, in a table that only grows). ``reader`` (RoutedLog) replaces the connection to
-    ``redis_url``.
+    ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction, fewer where they are
+    large. ``remember``: how many records back a repeat is recognised (None: all, in a table that only grows). ``reader`` (RoutedLog) replaces
+    the connection to ``redis_url``.
     """
 
     def __init__(
@@ -231,24 +232,29 @@ class LogConsumer:
             sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
 
     def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:
-        """Without those that were handled before, also earlier in this very batch. A uid that is the stream id cannot come twice."""
-        uids = [record.uid for record in records if record.uid != record.id]
-        if not uids:
-            return records
-        new = self._remember_all(sql, at, uids)
+        """Without those that were handled before, also earlier in this very batch. A stream id that stands for a uid is remembered too: a dead
+        letter that is redriven has its former id as its uid."""
+        new = self._remember_all(sql, at, [record.uid for record in records])
+        known = [record.uid for record in records if record.uid not in new]
+        if known:  # of several copies the last one counts: another one may come as far behind it again
+            sql.execute(self._sql["recall"], self._me | {"uids": self._listed(sql, known), "number": at.records})
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
         fresh = []
         for record in records:
-            if record.uid == record.id or record.uid in new:
+            if record.uid in new:
                 new.discard(record.uid)
                 fresh.append(record)
         return fresh
 
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
         """Those that were not known."""
-        asked: Any = orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
-        return {row[0] for row in sql.execute(self._sql["remember"], self._me | {"uids": asked, "number": at.records})}
+        asked = self._me | {"uids": self._listed(sql, uids), "number": at.records}
+        return {row[0] for row in sql.execute(self._sql["remember"], asked)}
+
+    @staticmethod
+    def _listed(sql: sa.Connection, uids: list[str]) -> Any:
+        return orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
 
     def _load(self, sql: sa.Connection) -> dict[str, Any]:
         return _decoded(sql.scalar(self._sql["state"], self._me))
@@ -265,6 +271,7 @@ class LogConsumer:
         What is noted replaces whatever Redis has, so the row is held meanwhile: a reset that came in between would be undone in Redis, and
         what it needs be trimmed.
         """
+        self._log.noted(self._name)  # a Redis that does not answer is waited for without a lock; SQLite's is one for the whole database
         at = self._noted_as_it_is()
         if at is None:
             self._log.note(self._name, 0, ZERO, replace=True)  # nobody trims what is found now
@@ -305,6 +312,10 @@ def _decoded(stored: str | None) -> dict[str, Any]:
 def _record(entry: Entry) -> Record:
     fields = entry.fields or []
     given = first_value(fields, UID_FIELD)
+    origin = first_value(fields[:2], FROM_FIELD)
+    if origin is not None:  # in a work stream: as handlers know it (consumer/context.py), for producers of two sources may use one uid
+        source_id, _, rest = origin.partition(b" ")
+        given = rest.partition(b" ")[2] + b"/" + (given or source_id)
     uid = given.decode("utf-8", "backslashreplace").replace("\0", "\\0") if given else entry.id.decode()
     if len(uid) > LONGEST_UID:  # of a direct producer; an index of PostgreSQL takes 2,700 bytes
         uid = "sha256:" + hashlib.sha256(uid.encode()).hexdigest()

@@ -21,6 +21,10 @@ from common.stream_id import ZERO, Span, after, before, rank
 from common.stream_router import StreamRouter
 from common.streams import Entry, span_of
 
+#: Redis stands still, and both sides hold it all, while it answers: a few entries show how large they are, and a read ends with about so many bytes.
+_ENOUGH_BYTES = 4 * 1024 * 1024
+_FIRST_PAGE, _GROWTH = 16, 4
+
 
 class Loss(enum.Enum):
     """What became of a checkpoint's entry."""
@@ -59,11 +63,20 @@ def judge_loss(last_id: bytes, span: Span | None) -> Loss | None:
     return Loss.BELOW_START if span.first is None or rank(span.first) > rank(last_id) else Loss.GONE
 
 
+def _next_page(page: int, room: int, seen: list[Entry]) -> int:
+    """How many entries to ask for behind a page of so many: what ``room`` bytes hold of entries like those that were seen."""
+    return min(_GROWTH * page, room // (_size(seen) // len(seen) + 1))
+
+
+def _size(entries: list[Entry]) -> int:
+    return sum(len(part) for entry in entries for part in entry.fields or ())
+
+
 class Log(Protocol):
     """The one seam between log consumers and how a stream is read."""
 
     def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
-        """Entries above ``last_id``, at most ``count``; at once. Raises LogLost, and what ``Link.call`` raises."""
+        """Entries above ``last_id``, at most ``count``, fewer where they are large; at once. Raises LogLost, and what ``Link.call`` raises."""
 
     def wait(self, last_id: bytes, wait_s: float) -> bool:
         """Whether there is an entry above ``last_id``, waiting up to ``wait_s``."""
@@ -73,7 +86,7 @@ class Log(Protocol):
         0-0 when the stream is empty."""
 
     def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
-        """The entries from ``last_id`` back to the first one, read by so many at a time."""
+        """The entries from ``last_id`` back to the first one, read by so many at a time, by fewer where they are large."""
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         """Tell those who trim that everything from ``last_id`` on is needed; False when a later version is noted."""
@@ -93,10 +106,24 @@ class DirectLog:
         self._keys = LogKeys(stream)
 
     def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
-        start, extra = (b"-", 0) if last_id == ZERO else (last_id, 1)
-        found = [Entry(*entry) for entry in self._link.call("XRANGE", self._keys.stream, start, "+", "COUNT", count + extra)]
-        if not extra:
-            return found
+        page, room = min(count, _FIRST_PAGE), _ENOUGH_BYTES
+        found = entries = self._page(name, last_id, page)
+        while len(found) == page:
+            room -= _size(found)
+            page = min(_next_page(page, room, found), count - len(entries))
+            if page <= 0:
+                break
+            behind = self._range(entries[-1].id, page + 1)
+            if not behind or behind[0].id != entries[-1].id:
+                break  # lost, or cut, meanwhile: the next read tells
+            found = behind[1:]
+            entries = [*entries, *found]
+        return entries
+
+    def _page(self, name: str, last_id: bytes, count: int) -> list[Entry]:
+        if last_id == ZERO:
+            return self._range(b"-", count)
+        found = self._range(last_id, count + 1)
         if found and found[0].id == last_id:
             return found[1:]
         span = span_of(self._link, self._keys.stream)
@@ -106,6 +133,9 @@ class DirectLog:
         if loss is not None:
             raise LogLost(name, self._keys.stream, last_id, loss, span)
         return []  # what came between the two looks is read by the next one
+
+    def _range(self, start: bytes, count: int) -> list[Entry]:
+        return [Entry(*entry) for entry in self._link.call("XRANGE", self._keys.stream, start, "+", "COUNT", count)]
 
     def wait(self, last_id: bytes, wait_s: float) -> bool:
         command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(wait_s * 1000)), "STREAMS", self._keys.stream, last_id)
@@ -119,10 +149,11 @@ class DirectLog:
         return before(first[0][0]) if first else ZERO
 
     def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
-        found = self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page)
-        while found:
-            yield from (Entry(*entry) for entry in found)
-            found = self._link.call("XREVRANGE", self._keys.stream, b"(" + found[-1][0], "-", "COUNT", page)
+        most, page = page, min(page, _FIRST_PAGE)
+        while found := [Entry(*entry) for entry in self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page)]:
+            yield from found
+            last_id = b"(" + found[-1].id
+            page = max(1, min(most, _next_page(page, _ENOUGH_BYTES, found)))
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), (name, version, last_id, "1" if replace else "")))

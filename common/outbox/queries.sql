@@ -99,6 +99,13 @@ ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
 INSERT INTO consumer_uids (name, stream, uid, number) SELECT :name, :stream, uid, :number FROM unnest(CAST(:uids AS text[])) AS uid
 ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
 
+-- name: recall [sqlite]
+-- These came again: what is too far back is counted from here.
+UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream AND uid IN (SELECT value FROM json_each(:uids));
+
+-- name: recall [postgresql]
+UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream AND uid = ANY(CAST(:uids AS text[]));
+
 -- name: forget
 -- Uids too far back for a repeat.
 DELETE FROM consumer_uids WHERE name = :name AND stream = :stream AND number <= :number;

@@ -22,6 +22,7 @@ that take both locks in opposite order end in PostgreSQL's deadlock error, and o
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -65,6 +66,8 @@ def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
         raise OutboxMisused("write() wants the connection or session of your transaction, not what makes one: else it would not roll back with it")
     elif hasattr(connection, "run_sync"):
         raise OutboxMisused("this connection is asynchronous: await connection.run_sync(lambda own: write(own, ticket_id=...))")
+    elif inspect.iscoroutinefunction(getattr(connection, "commit", None)):  # what it is asked would never be awaited, and nothing be written
+        raise OutboxMisused("this connection of a driver is asynchronous: await connection.execute(...) the INSERT of queries.sql yourself")
     else:
         _plain_write(connection, rows)
     return [row["uid"] for row in rows]

@@ -70,6 +70,7 @@ def run(program: StreamerProgram) -> int:
 def _looked(settings: StreamerSettings, migrate: bool) -> int:
     if not settings.outbox_url:
         raise StartRefused("USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)")
+    from common.outbox.database import plain, sa
     from common.outbox.store import OutboxStore
 
     store = OutboxStore(settings.outbox_url)
@@ -82,7 +83,7 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
         staged, refused = store.waiting()
         click.echo(f"{staged:,} staged, {refused:,} refused")
         return 1 if refused else 0
-    except SqlTrouble as trouble:
-        raise StartRefused(f"USHER_OUTBOX_URL: {trouble}") from trouble
+    except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: it is not allowed, for one
+        raise StartRefused(f"USHER_OUTBOX_URL: {plain(trouble)}") from trouble
     finally:
         store.close()

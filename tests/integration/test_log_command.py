@@ -41,6 +41,13 @@ def test_parts_of_the_log_by_id_time_and_ticket(redis_url: str, link: Link, caps
     assert (told["ticket_id"], told["fields"], told["uid"]) == ("T0", {"ticket_id": "T0", "text": "x"}, f"{base_ms}-0")
 
 
+def test_what_is_older_than_every_id_is_the_beginning(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    """East of Greenwich also 1970-01-01, without a zone, is before the first millisecond."""
+    _add(link, "0-1", "T")
+    for since in ("1970-01-01T00:00+01:00", "1960-01-01"):
+        assert len(_log(capsys, redis_url, "--since", since)) == 1
+
+
 def test_what_messages_hold_does_not_reach_the_terminal(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
     _add(link, "1-1", b"\x1b[31mred\n", b"\xff\x07" + b"y" * 500)
     [line] = _log(capsys, redis_url)

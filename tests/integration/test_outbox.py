@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -88,6 +90,20 @@ def test_what_is_no_transaction_is_refused(sqlite_outbox: Outbox, tmp_path: Path
     assert _staged(sqlite_outbox) == []
 
 
+def test_an_asynchronous_connection_of_a_driver_is_refused(postgres_outbox: Outbox) -> None:
+    """What it would be asked, nobody would await: a uid, and no record."""
+
+    async def work() -> None:
+        url = postgres_outbox.engine.url
+        asked = {"dbname": url.database, "user": url.username, **url.query}
+        async with await psycopg.AsyncConnection.connect(**asked) as connection:
+            with pytest.raises(OutboxMisused, match="asynchronous"):
+                write(connection, ticket_id="1", action="a", object="o")
+
+    asyncio.run(work())
+    assert _staged(postgres_outbox) == []
+
+
 def test_an_asynchronous_session_writes_through_its_own(postgres_outbox: Outbox) -> None:
     async def work() -> None:
         engine = create_async_engine(postgres_outbox.url)
@@ -166,6 +182,18 @@ def test_a_database_that_is_away_is_refused_at_the_start_and_waited_for_later(tm
         store.check()
     with pytest.raises(SqlTrouble, match="reading the outbox"):
         store.batch(10)
+    store.close()
+
+
+def test_what_the_url_says_of_waiting_for_sqlites_lock_goes_before_ours(sqlite_outbox: Outbox) -> None:
+    store = OutboxStore(f"{sqlite_outbox.url}?timeout=0.1")
+    began_s = time.monotonic()
+    with sqlite_outbox.engine.connect() as other:
+        other.execute(sa.text("BEGIN EXCLUSIVE"))
+        with pytest.raises(SqlTrouble, match="locked"):
+            store.batch(1)
+        other.rollback()
+    assert time.monotonic() - began_s < 10
     store.close()
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,16 +118,20 @@ def _check(verdict: dict[str, object], rides: int) -> None:
     assert {(one["rides"], one["distance"]) for one in consumers} == {(verdict["sent"], verdict["distance"])}
 
 
-def test_the_command_makes_the_tables_and_says_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def streamer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """The command in this process: exit code, and all that it told."""
     monkeypatch.setattr("master.commands.streamer.configure", lambda *given: None)  # logging belongs to the test run
 
-    def streamer(*words: str) -> tuple[int, str]:
+    def run(*words: str) -> tuple[int, str]:
         code = usher("streamer", "--log-level", "error", *words)
         told = capsys.readouterr()
         return code, told.out + told.err
 
+    return run
+
+
+def test_the_command_makes_the_tables_and_says_what_is_wrong(tmp_path: Path, streamer: Callable[..., tuple[int, str]]) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     assert "CREATE TABLE staged_log_records" in streamer("--schema", "postgresql")[1]
     code, told = streamer("--outbox-url", url, "--waiting")
@@ -134,3 +142,27 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
     assert streamer("--migrate") == (2, "usher streamer: USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)\n")
     code, told = streamer("--redis-url", "http://127.0.0.1:1")
     assert (code, "USHER_REDIS_URL" in told) == (2, True)
+
+
+def test_tables_that_cannot_be_made_are_told_in_one_line(
+    tmp_path: Path, postgres_schema_url: str, streamer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that is locked, one that nobody may write, and one in which this user may make nothing."""
+    monkeypatch.setattr("common.outbox.database._SQLITE_WAIT_S", 0.05)
+    path, role = tmp_path / "shop.db", f"role_{os.urandom(4).hex()}"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        told = "usher streamer: USHER_OUTBOX_URL: migrating the outbox: database is locked\n"
+        assert streamer("--outbox-url", f"sqlite:///{path}", "--migrate") == (2, told)
+    told = "usher streamer: USHER_OUTBOX_URL: migrating the outbox: attempt to write a readonly database\n"
+    assert streamer("--outbox-url", f"sqlite:///file:{path}?mode=ro&uri=true", "--migrate") == (2, told)
+    engine = sa.create_engine(postgres_schema_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE ROLE {role} LOGIN"))
+    url = sa.engine.make_url(postgres_schema_url).set(username=role).render_as_string(hide_password=False)
+    try:
+        assert streamer("--outbox-url", url, "--migrate") == (2, "usher streamer: USHER_OUTBOX_URL: no schema has been selected to create in\n")
+    finally:
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"DROP ROLE {role}"))
+        engine.dispose()
