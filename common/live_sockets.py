@@ -69,7 +69,9 @@ class LiveSocket:
 
     @property
     def is_slow(self) -> bool:
-        return self._waiting_bytes > _MOST_BYTES
+        """By what waits behind that which is being written: this alone may be larger, and would be so again for who comes back for it."""
+        being_written = len(self._waiting[0]) if self._waiting else 0
+        return self._waiting_bytes - being_written > _MOST_BYTES
 
     @property
     def has_more(self) -> bool:
