@@ -35,13 +35,16 @@ _POSITION_S = 10.0
 _PAGE = 500
 #: Entries that wait to be looked at, above which the router reads no more.
 _BACKLOG = 20_000
+#: Bytes on their way to a follower, above which it gets no more of what it has missed: far below what makes it count as one who does not read.
+_ENOUGH_BYTES = 65_536
 _EMPTY_S = 5.0
 
 
 class Follower:
-    """Somebody who follows a ticket. ``position``: what it has of each source; ``behind``: the sources of which it has not all yet."""
+    """Somebody who follows a ticket. ``position``: what it has of each source; ``behind``: the sources of which it has not all yet;
+    ``waits``: of these it gets no more before what it was sent is written."""
 
-    __slots__ = ("behind", "greeted", "live", "position", "ticket")
+    __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits")
 
     def __init__(self, ticket: bytes, position: list[bytes] | None) -> None:
         self.ticket = ticket
@@ -49,6 +52,7 @@ class Follower:
         self.position = position
         self.behind: set[int] = set()
         self.greeted = False
+        self.waits = False
 
 
 Posted = tuple[str, Any, Any]
@@ -88,8 +92,12 @@ class TicketFeed(Service):
     def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None) -> None:
         """The connection gets the events of ``ticket`` from now on, and first what it has missed since ``position``."""
         follower = Follower(ticket, position)
-        follower.live = self._sockets.keep(sock, lambda: self._post("left", follower, None))
+        follower.live = self._sockets.keep(sock, lambda: self._post("left", follower, None), lambda: self._written(follower))
         self._post("came", follower, None)
+
+    def _written(self, follower: Follower) -> None:
+        if follower.waits:
+            self.wake()
 
     def _post(self, what: str, one: Any, other: Any) -> None:
         self._mailbox.append((what, one, other))
@@ -231,12 +239,17 @@ class TicketFeed(Service):
             self._behind.append(follower)
 
     def _catch_up(self, follower: Follower) -> bool:
-        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where all of them are known.
-        Returns whether there is more to be read at once."""
+        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where all of them are known, and
+        as fast as it reads. Returns whether there is more to be read at once."""
         assert follower.live is not None
         assert follower.position is not None
         if follower.live.closed:
             return False
+        follower.waits = True  # before the look: who has read all meanwhile says so
+        if follower.live.unwritten > _ENOUGH_BYTES:
+            self._behind.append(follower)
+            return False
+        follower.waits = False
         try:
             pages = self._pages(follower)
         except RedisTrouble:
@@ -252,6 +265,9 @@ class TicketFeed(Service):
             follower.position[source] = entry.id
             if found := self._events(source, entry, (follower.ticket,)):
                 self._send(follower, found)
+                if follower.live.unwritten > _ENOUGH_BYTES:
+                    known_to = at - 1  # another source may have one at the same time
+                    break
         for source, page in pages.items():
             reached = rank(page[-1].id) if page else 0
             if reached <= known_to and (len(page) < _PAGE or reached >= rank(self._heads[source])):

@@ -114,6 +114,15 @@ def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, 
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
 
 
+def test_who_reads_slowly_gets_all_that_it_has_missed_over_one_connection(feed: TicketFeed, world: World) -> None:
+    commands: list[Any] = [("XADD", world.keys.stream, b"%d-1" % ms, FIELD, _T, "body", "x" * 10_000) for ms in range(1000, 1600)]
+    commands += [("XADD", world.keys.runs, b"%d-1" % ms, "batch", encode("c:1", [Done(ms)])) for ms in range(1000, 1600)]
+    world.link.pipeline(commands)
+    found = told(feed, "0", 2 * 600 + 1)
+    assert [one["message_id"] for one in found if one["event"] == "entry"] == [f"{ms}-1" for ms in range(1000, 1600)]
+    assert sorted(one["message_id"] for one in found if one["event"] == "completed") == sorted(f"{ms}-1" for ms in range(1000, 1600))
+
+
 def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: TicketFeed, world: World) -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
