@@ -44,7 +44,7 @@ class GatherPlan:
 
 
 class Gatherer(Service):
-    """Owner of the rounds. What others tell it comes through ``found``, ``changed``, ``hold``; any thread may call these."""
+    """Owner of the rounds. What others tell it comes through ``found``, ``doubt``, ``changed``, ``hold``; any thread may call these."""
 
     name = "gather"
 
@@ -75,6 +75,16 @@ class Gatherer(Service):
         if fresh:
             self.wake()
         return fresh
+
+    def doubt(self) -> None:
+        """All streams that are there will now be found; then comes ``forget_doubted``."""
+        with self._lock:
+            self._rounds.doubt(self._listed)
+
+    def forget_doubted(self) -> None:
+        """What was not found is not there any more."""
+        with self._lock:
+            self._rounds.forget_doubted()
 
     def changed(self, sources: Collection[bytes]) -> None:
         """Redis says that these have changed."""

@@ -115,8 +115,11 @@ class Discovery(Service):
         if self._asked.is_set() or now_s() >= self._due_s:
             self._asked.clear()  # who asks from here on wants another scan
             self._due_s = 0.0  # one that fails is made again
+            self._gatherer.doubt()
             fresh = sum(map(self._scan, self._sources.patterns))
             self._recall()
+            if not self.stopping:
+                self._gatherer.forget_doubted()
             self._due_s = now_s() + self._every_s
             if fresh:
                 event(log, "sources_found", count=fresh)

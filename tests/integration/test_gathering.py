@@ -110,6 +110,17 @@ def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_othe
 
 
 @pytest.mark.usefixtures("unswept")
+def test_a_master_forgets_deleted_sources_of_other_masters_too(world: Gathered, link: Link, redis_url: str) -> None:
+    world.share("another")
+    with running(redis_url, discover_seconds=0.5) as gathering:
+        names = [f"t:{number}" for number in range(200)]
+        for name in names:
+            world.send(name, "5-1")
+        until(lambda: service(gathering, "gather").seen()[0] == 200)
+        link.call("DEL", *names[1:])
+        until(lambda: service(gathering, "gather").seen()[0] == 1)
+
+
 def test_a_reply_that_is_lost_is_asked_for_again_and_nothing_comes_twice(world: Gathered, redis_url: str) -> None:
     lost = []
 
