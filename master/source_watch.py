@@ -55,6 +55,8 @@ class SourceWatch(Service):
             changed = self._ear.listen()
             if changed is None:
                 self._gatherer.look_at_all()
+            else:  # before the verdict: from here on no sweep takes these for unsaid, and what one did before is forgiven by it
+                self._gatherer.changed([key for key in changed if self._sources.takes(key)])
             self._judge(changed)
         except TrackingRefused as refused:
             if not self.stopping:
@@ -64,8 +66,6 @@ class SourceWatch(Service):
             return 0.0
         if changed is None:
             self._scan()
-        else:
-            self._gatherer.changed([key for key in changed if self._sources.takes(key)])
         return 0.0
 
     def _judge(self, changed: list[bytes] | None) -> None:
