@@ -115,10 +115,16 @@ local function add(source, groups, entries)
   return #entries, cut
 end
 
+-- Whether another stream took its place unseen (RENAME, RESTORE, DEL and XADD in one transaction): it begins no later, and has not the entry that
+-- was moved last. So looks one, too, of which just that entry was deleted; then what is left before it comes again, which is better than never.
+local function is_another(source, moved)
+  return #redis.call('XRANGE', source, '-', moved, 'COUNT', 1) > 0 and #redis.call('XRANGE', source, moved, moved) == 0
+end
+
 -- The group is not there: the first time, or somebody destroyed it, or the stream was deleted and came back.
 local function make_group(source, groups)
   local start, moved, last = '0-0', redis.call('HGET', KEYS[3], source), last_id(source)
-  if moved and not is_above(moved, last) then start = moved end
+  if moved and not is_above(moved, last) and not is_another(source, moved) then start = moved end
   local made = redis.pcall('XGROUP', 'CREATE', source, group, start)
   if type(made) == 'table' and made.err then return nil, made.err end
   redis.call('HSET', groups, group, start)
