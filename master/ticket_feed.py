@@ -20,7 +20,8 @@ from common.live_sockets import LiveSocket, LiveSockets
 from common.log import event
 from common.redis_client import CommandRefused, Link
 from common.service import Service
-from common.stream_id import ZERO, milliseconds, rank
+from common.sources import SCOPED_TICKET_FIELD
+from common.stream_id import ZERO, milliseconds, rank, sequence
 from common.stream_router import StreamRouter, Subscription
 from common.streams import Entry, pairs
 from master.policy.ticket_events import SOURCES, Event, Seen, changes, events_of, frame, idle, position_text
@@ -291,10 +292,14 @@ class TicketFeed(Service):
                 continue
             # What is above all ids is of an earlier stream of that name: nothing of what is there now may be missed.
             first, pages[source] = self._page(source, ZERO if is_ahead else last)
-            if is_ahead or (last != ZERO and first is not None and rank(first) > rank(last)):
+            if is_ahead or (last != ZERO and first is not None and rank(first) > rank(last) and not self._is_next(source, last, first)):
                 self._send(follower, [_gap(follower.ticket, source, last)])
                 follower.position[source] = ZERO  # said once, also when nothing of this page is told yet
         return pages
+
+    def _is_next(self, source: int, last: bytes, first: bytes) -> bool:
+        """Whether nothing can have been between these: in a work stream, which the leader cuts all the time, the ids number the entries."""
+        return SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD and sequence(first) == sequence(last) + 1
 
     def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
         """The id of the first entry of a source, and entries above ``last``."""

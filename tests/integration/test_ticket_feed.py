@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -10,14 +11,17 @@ from typing import Any
 import orjson
 import pytest
 
+from common.keys import Keys
 from common.live_sockets import LiveSockets
 from common.redis_client import Link
 from common.run_log import encode
+from common.sources import SCOPED_TICKET_FIELD
 from common.stream_router import StreamRouter
 from master import ticket_feed
 from master.policy.ticket_events import parse_position
 from master.ticket_feed import TicketFeed
 from tests.integration.factories import FIELD, World
+from tests.integration.gathered import Gathered
 from tests.integration.routers import PATIENCE_S, until
 
 _T = b"T"
@@ -32,17 +36,23 @@ class Done:
         self.ticket, self.stream_id, self.start_us, self.end_us = _T, b"%d-1" % ms, 1000 * ms, 1000 * (ms + 5)
 
 
-@pytest.fixture
-def feed(world: World) -> Iterator[TicketFeed]:
+@contextlib.contextmanager
+def feeding(link: Link, keys: Keys, field: str) -> Iterator[TicketFeed]:
     sockets = LiveSockets(10)
     sockets.start()
-    made = TicketFeed(Link(world.link.url, "feed"), world.keys, FIELD, sockets, lambda: StreamRouter(world.link.url))
+    made = TicketFeed(Link(link.url, "feed"), keys, field, sockets, lambda: StreamRouter(link.url))
     made.start()
     yield made
     made.stop()
     assert made.join(PATIENCE_S)
     sockets.stop()
     assert sockets.join(PATIENCE_S)
+
+
+@pytest.fixture
+def feed(world: World) -> Iterator[TicketFeed]:
+    with feeding(world.link, world.keys, FIELD) as made:
+        yield made
 
 
 def told(feed: TicketFeed, position: str, most: int) -> list[dict[str, Any]]:
@@ -112,6 +122,21 @@ def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, 
     assert [one["event"] for one in found].count("entry") == 11
     assert [one["event"] for one in found].count("completed") == 2
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
+
+
+@pytest.mark.parametrize(("cut", "gap"), [(3, []), (4, ["gap"])])
+def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_told(link: Link, cut: int, gap: list[str]) -> None:
+    gathered = Gathered(link)
+    gathered.send("a", *(f"{number}-1" for number in range(1, 7)), ticket="T")
+    gathered.gather("a")
+    ids = [entry.id for entry in gathered.entries()]
+    link.call("XTRIM", gathered.keys.stream, "MINID", ids[cut])
+    with feeding(link, gathered.keys, SCOPED_TICKET_FIELD.decode()) as feed:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(PATIENCE_S)
+        feed.follow(theirs, b"a/T", [ids[2], b"0-0", b"0-0"])
+        names = [one["event"] for one in read(ours, len(gap) + 6 - cut + 1)]
+    assert names == [*gap, *["entry"] * (6 - cut), "state"]
 
 
 def test_who_reads_slowly_gets_all_that_it_has_missed_over_one_connection(feed: TicketFeed, world: World) -> None:
