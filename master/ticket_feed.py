@@ -292,14 +292,18 @@ class TicketFeed(Service):
                 continue
             # What is above all ids is of an earlier stream of that name: nothing of what is there now may be missed.
             first, pages[source] = self._page(source, ZERO if is_ahead else last)
-            if is_ahead or (last != ZERO and first is not None and rank(first) > rank(last) and not self._is_next(source, last, first)):
+            if is_ahead or (last != ZERO and self._is_gone(source, last, first)):
                 self._send(follower, [_gap(follower.ticket, source, last)])
                 follower.position[source] = ZERO  # said once, also when nothing of this page is told yet
         return pages
 
-    def _is_next(self, source: int, last: bytes, first: bytes) -> bool:
-        """Whether nothing can have been between these: in a work stream, which the leader cuts all the time, the ids number the entries."""
-        return SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD and sequence(first) == sequence(last) + 1
+    def _is_gone(self, source: int, last: bytes, first: bytes | None) -> bool:
+        """Whether something may be gone that came after ``last``. ``first``: what the source begins with; None: it is empty."""
+        if first is None:
+            return rank(self._heads[source]) > rank(last)
+        if SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD:  # the leader cuts the work stream all the time; its ids number it
+            return rank(first) > rank(last) and sequence(first) != sequence(last) + 1
+        return rank(first) > rank(last)
 
     def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
         """The id of the first entry of a source, and entries above ``last``."""

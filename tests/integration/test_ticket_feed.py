@@ -124,6 +124,13 @@ def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, 
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
 
 
+def test_a_stream_of_which_nothing_is_left_is_a_gap_for_who_had_not_all_of_it_and_for_nobody_else(feed: TicketFeed, world: World) -> None:
+    fill(world, 3)
+    world.link.call("XTRIM", world.keys.stream, "MAXLEN", 0)
+    assert [one["event"] for one in told(feed, "1010-2_1026-0_0-0", 1)] == ["gap"]
+    assert [one["event"] for one in told(feed, "1020-2_1026-0_0-0", 1)] == ["state"]
+
+
 @pytest.mark.parametrize(("cut", "gap"), [(3, []), (4, ["gap"])])
 def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_told(link: Link, cut: int, gap: list[str]) -> None:
     gathered = Gathered(link)
