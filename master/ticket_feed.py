@@ -129,6 +129,7 @@ class TicketFeed(Service):
         if now >= self._positions_at_s:
             self._positions_at_s = now + _POSITION_S
             self._tell_positions()
+            self._begin_anew_if_deaf()
         return 0.0 if any(more) else _LOOK_S
 
     def on_end(self) -> None:
@@ -163,6 +164,19 @@ class TicketFeed(Service):
             self._seen.clear()
             self._values.clear()
             event(log, "feed_rests")
+
+    def _begin_anew_if_deaf(self) -> None:
+        """A stream that Redis once refused to read (it was something else for a moment, or a right was missing) is not read any more: who follows
+        has to come back, and then gets what was missed."""
+        ended = next((one for one in self._subscriptions if one.end is not None), None)
+        if ended is None or ended.end is None:
+            return
+        event(log, "feed_deaf", level=logging.WARNING, stream=ended.key.decode(errors="replace"), why=f"{ended.end.value} ({ended.detail})")
+        for followers in self._followers.values():
+            for follower in followers:
+                assert follower.live is not None
+                follower.live.close()
+        self._rest()
 
     # -- its parts
 

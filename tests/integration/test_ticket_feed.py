@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Iterator
@@ -122,6 +123,25 @@ def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, 
     assert [one["event"] for one in found].count("entry") == 11
     assert [one["event"] for one in found].count("completed") == 2
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
+
+
+def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(
+    feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket_feed, "_POSITION_S", 0.1)
+    fill(world, 1)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE_S)
+    feed.follow(theirs, _T, None)
+    with ours, ours.makefile("rb") as lines:
+        position = next(line for line in lines if line.startswith(b"id: "))
+        world.link.call("RENAME", world.keys.stream, "kept")
+        world.link.call("SET", world.keys.stream, "no stream")
+        until(lambda: any(one.end is not None for one in feed._subscriptions))
+        world.link.call("RENAME", "kept", world.keys.stream)
+        world.link.call("XADD", world.keys.stream, "*", FIELD, _T)
+        assert len(list(itertools.islice(lines, 100))) < 100, "it is closed, so that who follows comes back"
+    assert told(feed, position.decode().split()[1], 1)[0]["event"] == "entry"
 
 
 def test_a_stream_of_which_nothing_is_left_is_a_gap_for_who_had_not_all_of_it_and_for_nobody_else(feed: TicketFeed, world: World) -> None:
