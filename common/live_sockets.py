@@ -11,6 +11,7 @@ import resource
 import selectors
 import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -33,11 +34,11 @@ _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class LiveSocket:
-    """One open connection. ``send`` and ``close`` may be called from any thread."""
+    """One open connection. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent and are not written yet."""
 
-    __slots__ = ("_owner", "_socket", "_waiting", "_waiting_bytes", "closed", "idle_since_s", "on_closed", "watched")
+    __slots__ = ("_owner", "_socket", "_waiting", "_waiting_bytes", "closed", "idle_since_s", "on_closed", "on_written", "unwritten", "watched")
 
-    def __init__(self, owner: LiveSockets, sock: socket.socket, on_closed: Callable[[], None]) -> None:
+    def __init__(self, owner: LiveSockets, sock: socket.socket, on_closed: Callable[[], None], on_written: Callable[[], None]) -> None:
         self._owner = owner
         self._socket = sock
         self._waiting: deque[bytes] = deque()
@@ -45,10 +46,14 @@ class LiveSocket:
         self.closed = False
         self.idle_since_s = now_s()
         self.on_closed = on_closed
+        self.on_written = on_written
+        self.unwritten = 0  # changed under the owner's lock
         self.watched = selectors.EVENT_READ
 
     def send(self, data: bytes) -> None:
         """Write ``data`` as soon as the other side takes it."""
+        with self._owner.lock:
+            self.unwritten += len(data)
         self._owner.post(self, data)
 
     def close(self) -> None:
@@ -69,7 +74,9 @@ class LiveSocket:
 
     @property
     def is_slow(self) -> bool:
-        return self._waiting_bytes > _MOST_BYTES
+        """By what waits behind that which is being written: this alone may be larger, and would be so again for who comes back for it."""
+        being_written = len(self._waiting[0]) if self._waiting else 0
+        return self._waiting_bytes - being_written > _MOST_BYTES
 
     @property
     def has_more(self) -> bool:
@@ -82,6 +89,8 @@ class LiveSocket:
                 data = self._waiting[0]
                 sent = self._socket.send(data)
                 self._waiting_bytes -= sent
+                with self._owner.lock:
+                    self.unwritten -= sent
                 if sent < len(data):
                     self._waiting[0] = data[sent:]
                     break
@@ -111,6 +120,7 @@ class LiveSockets(Service):
         super().__init__()
         self._most = most
         self._heartbeat = heartbeat
+        self.lock = threading.Lock()  # of all counts of unwritten bytes
         self._posted: deque[tuple[LiveSocket, bytes]] = deque()
         self._bell: socket.socket | None = None
         self._rung = False
@@ -130,10 +140,11 @@ class LiveSockets(Service):
     def count(self) -> int:
         return len(self._open)
 
-    def keep(self, sock: socket.socket, on_closed: Callable[[], None]) -> LiveSocket:
-        """Take a connection. ``on_closed`` is called once, on the thread of this service, when it is gone."""
+    def keep(self, sock: socket.socket, on_closed: Callable[[], None], on_written: Callable[[], None] = lambda: None) -> LiveSocket:
+        """Take a connection. On the thread of this service ``on_closed`` is called once, when it is gone, and ``on_written`` whenever nothing waits
+        to be written any more."""
         sock.setblocking(False)
-        live = LiveSocket(self, sock, on_closed)
+        live = LiveSocket(self, sock, on_closed, on_written)
         self.post(live, b"")
         return live
 
@@ -220,6 +231,8 @@ class LiveSockets(Service):
         if watched != live.watched:
             live.watched = watched
             self._selector.modify(live.file, watched, live)
+        if not live.has_more:
+            live.on_written()
 
     def _end(self, live: LiveSocket) -> None:
         if self._open.pop(live, self) is self:

@@ -159,6 +159,14 @@ class CommonSettings(BaseModel):
         return self.sources is not None and self.ticket_scope == "stream"
 
     @property
+    def contradictions(self) -> list[str]:
+        """What is wrong with settings of which each is fine by itself."""
+        if self.sources is not None and self.work_stream in self.sources.names:
+            # Its entries would be gathered to its own end, again and again.
+            return [f"USHER_TICKET_STREAM: {self.work_stream} is the work stream of USHER_GROUP {self.group}, and cannot be gathered itself"]
+        return []
+
+    @property
     def one_stream(self) -> str:
         """The ticket stream, where only one will do. Raises SettingsError when there are several."""
         if self.sources is not None:
@@ -199,6 +207,7 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     except ValidationError as wrong:
         problems += [_told(error) for error in wrong.errors()]
         raise SettingsError(problems) from None
+    problems += settings.contradictions
     if problems:
         raise SettingsError(problems)
     return settings

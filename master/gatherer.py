@@ -44,7 +44,7 @@ class GatherPlan:
 
 
 class Gatherer(Service):
-    """Owner of the rounds. What others tell it comes through ``found``, ``changed``, ``hold``; any thread may call these."""
+    """Owner of the rounds. What others tell it comes through ``found``, ``doubt``, ``changed``, ``hold``; any thread may call these."""
 
     name = "gather"
 
@@ -75,6 +75,16 @@ class Gatherer(Service):
         if fresh:
             self.wake()
         return fresh
+
+    def doubt(self) -> None:
+        """All streams that are there will now be found; then comes ``forget_doubted``."""
+        with self._lock:
+            self._rounds.doubt(self._listed)
+
+    def forget_doubted(self) -> None:
+        """What was not found is not there any more."""
+        with self._lock:
+            self._rounds.forget_doubted()
 
     def changed(self, sources: Collection[bytes]) -> None:
         """Redis says that these have changed."""
@@ -183,14 +193,19 @@ class Gatherer(Service):
             name = source.decode(errors="replace")
             if is_trouble(source, one, self._listed):
                 event(log, "source_trouble", level=logging.WARNING, source=name, outcome=one.outcome.value.lower(), words=one.words)
-            elif one.words.startswith(_MADE):
-                after, _, before = one.words.removeprefix(_MADE).partition(" ")
-                event(log, "source_group_made", source=name, group=self._keys.group, after=after)
-                if before:
-                    why = "the group was gone meanwhile: entries between these ids may have been trimmed that were never gathered"
-                    event(log, "source_entries_lost", level=logging.WARNING, source=name, after=after, before=before, why=why)
-            elif one.words.startswith(_CUT):
-                event(log, "messages_rejected", level=logging.WARNING, source=name, count=int(one.words.removeprefix(_CUT)), reason="too_many_fields")
+                continue
+            for words in one.words.split(", "):
+                self._say_what(name, words)
+
+    def _say_what(self, source: str, words: str) -> None:
+        if words.startswith(_MADE):
+            after, _, before = words.removeprefix(_MADE).partition(" ")
+            event(log, "source_group_made", source=source, group=self._keys.group, after=after)
+            if before:
+                why = "the group was gone meanwhile: entries between these ids may have been trimmed that were never gathered"
+                event(log, "source_entries_lost", level=logging.WARNING, source=source, after=after, before=before, why=why)
+        elif words.startswith(_CUT):
+            event(log, "messages_rejected", level=logging.WARNING, source=source, count=int(words.removeprefix(_CUT)), reason="too_many_fields")
 
     def on_end(self) -> None:
         self._link.close()

@@ -113,7 +113,11 @@ class PollEar:
         mine = self._mine()
         fresh = [source for source in mine if source not in self._after]
         if fresh:
-            self._look(fresh)
+            try:
+                self._look(fresh)
+            except BaseException:
+                self._after.clear()  # of those that were looked at before it failed, nobody would ever be told
+                raise
             return fresh
         waited = [source for source in mine if self._after[source]]
         if not waited:

@@ -55,6 +55,8 @@ class SourceWatch(Service):
             changed = self._ear.listen()
             if changed is None:
                 self._gatherer.look_at_all()
+            else:  # before the verdict: from here on no sweep takes these for unsaid, and what one did before is forgiven by it
+                self._gatherer.changed([key for key in changed if self._sources.takes(key)])
             self._judge(changed)
         except TrackingRefused as refused:
             if not self.stopping:
@@ -64,8 +66,6 @@ class SourceWatch(Service):
             return 0.0
         if changed is None:
             self._scan()
-        else:
-            self._gatherer.changed([key for key in changed if self._sources.takes(key)])
         return 0.0
 
     def _judge(self, changed: list[bytes] | None) -> None:
@@ -115,8 +115,11 @@ class Discovery(Service):
         if self._asked.is_set() or now_s() >= self._due_s:
             self._asked.clear()  # who asks from here on wants another scan
             self._due_s = 0.0  # one that fails is made again
+            self._gatherer.doubt()
             fresh = sum(map(self._scan, self._sources.patterns))
             self._recall()
+            if not self.stopping:
+                self._gatherer.forget_doubted()
             self._due_s = now_s() + self._every_s
             if fresh:
                 event(log, "sources_found", count=fresh)

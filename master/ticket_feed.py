@@ -20,7 +20,8 @@ from common.live_sockets import LiveSocket, LiveSockets
 from common.log import event
 from common.redis_client import CommandRefused, Link
 from common.service import Service
-from common.stream_id import ZERO, milliseconds, rank
+from common.sources import SCOPED_TICKET_FIELD
+from common.stream_id import ZERO, milliseconds, rank, sequence
 from common.stream_router import StreamRouter, Subscription
 from common.streams import Entry, pairs
 from master.policy.ticket_events import SOURCES, Event, Seen, changes, events_of, frame, idle, position_text
@@ -35,13 +36,16 @@ _POSITION_S = 10.0
 _PAGE = 500
 #: Entries that wait to be looked at, above which the router reads no more.
 _BACKLOG = 20_000
+#: Bytes on their way to a follower, above which it gets no more of what it has missed: far below what makes it count as one who does not read.
+_ENOUGH_BYTES = 65_536
 _EMPTY_S = 5.0
 
 
 class Follower:
-    """Somebody who follows a ticket. ``position``: what it has of each source; ``behind``: the sources of which it has not all yet."""
+    """Somebody who follows a ticket. ``position``: what it has of each source; ``behind``: the sources of which it has not all yet;
+    ``waits``: of these it gets no more before what it was sent is written."""
 
-    __slots__ = ("behind", "greeted", "live", "position", "ticket")
+    __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits")
 
     def __init__(self, ticket: bytes, position: list[bytes] | None) -> None:
         self.ticket = ticket
@@ -49,6 +53,7 @@ class Follower:
         self.position = position
         self.behind: set[int] = set()
         self.greeted = False
+        self.waits = False
 
 
 Posted = tuple[str, Any, Any]
@@ -88,8 +93,12 @@ class TicketFeed(Service):
     def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None) -> None:
         """The connection gets the events of ``ticket`` from now on, and first what it has missed since ``position``."""
         follower = Follower(ticket, position)
-        follower.live = self._sockets.keep(sock, lambda: self._post("left", follower, None))
+        follower.live = self._sockets.keep(sock, lambda: self._post("left", follower, None), lambda: self._written(follower))
         self._post("came", follower, None)
+
+    def _written(self, follower: Follower) -> None:
+        if follower.waits:
+            self.wake()
 
     def _post(self, what: str, one: Any, other: Any) -> None:
         self._mailbox.append((what, one, other))
@@ -120,6 +129,7 @@ class TicketFeed(Service):
         if now >= self._positions_at_s:
             self._positions_at_s = now + _POSITION_S
             self._tell_positions()
+            self._begin_anew_if_deaf()
         return 0.0 if any(more) else _LOOK_S
 
     def on_end(self) -> None:
@@ -154,6 +164,19 @@ class TicketFeed(Service):
             self._seen.clear()
             self._values.clear()
             event(log, "feed_rests")
+
+    def _begin_anew_if_deaf(self) -> None:
+        """A stream that Redis once refused to read (it was something else for a moment, or a right was missing) is not read any more: who follows
+        has to come back, and then gets what was missed."""
+        ended = next((one for one in self._subscriptions if one.end is not None), None)
+        if ended is None or ended.end is None:
+            return
+        event(log, "feed_deaf", level=logging.WARNING, stream=ended.key.decode(errors="replace"), why=f"{ended.end.value} ({ended.detail})")
+        for followers in self._followers.values():
+            for follower in followers:
+                assert follower.live is not None
+                follower.live.close()
+        self._rest()
 
     # -- its parts
 
@@ -231,12 +254,17 @@ class TicketFeed(Service):
             self._behind.append(follower)
 
     def _catch_up(self, follower: Follower) -> bool:
-        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where all of them are known.
-        Returns whether there is more to be read at once."""
+        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where all of them are known, and
+        as fast as it reads. Returns whether there is more to be read at once."""
         assert follower.live is not None
         assert follower.position is not None
         if follower.live.closed:
             return False
+        follower.waits = True  # before the look: who has read all meanwhile says so
+        if follower.live.unwritten > _ENOUGH_BYTES:
+            self._behind.append(follower)
+            return False
+        follower.waits = False
         try:
             pages = self._pages(follower)
         except RedisTrouble:
@@ -252,6 +280,9 @@ class TicketFeed(Service):
             follower.position[source] = entry.id
             if found := self._events(source, entry, (follower.ticket,)):
                 self._send(follower, found)
+                if follower.live.unwritten > _ENOUGH_BYTES:
+                    known_to = at - 1  # another source may have one at the same time
+                    break
         for source, page in pages.items():
             reached = rank(page[-1].id) if page else 0
             if reached <= known_to and (len(page) < _PAGE or reached >= rank(self._heads[source])):
@@ -275,10 +306,18 @@ class TicketFeed(Service):
                 continue
             # What is above all ids is of an earlier stream of that name: nothing of what is there now may be missed.
             first, pages[source] = self._page(source, ZERO if is_ahead else last)
-            if is_ahead or (last != ZERO and first is not None and rank(first) > rank(last)):
+            if is_ahead or (last != ZERO and self._is_gone(source, last, first)):
                 self._send(follower, [_gap(follower.ticket, source, last)])
                 follower.position[source] = ZERO  # said once, also when nothing of this page is told yet
         return pages
+
+    def _is_gone(self, source: int, last: bytes, first: bytes | None) -> bool:
+        """Whether something may be gone that came after ``last``. ``first``: what the source begins with; None: it is empty."""
+        if first is None:
+            return rank(self._heads[source]) > rank(last)
+        if SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD:  # the leader cuts the work stream all the time; its ids number it
+            return rank(first) > rank(last) and sequence(first) != sequence(last) + 1
+        return rank(first) > rank(last)
 
     def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
         """The id of the first entry of a source, and entries above ``last``."""

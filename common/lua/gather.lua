@@ -7,7 +7,7 @@
 --          shard), GONE (there is no such stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was
 --          gathered), AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). What to tell: "made <id>" when the group was
 --          not there and was made to go on behind that id, with the id before which entries may have been trimmed that were never moved, if any;
---          "cut <n>" when n entries had too many fields and became dead letters; or "".
+--          "cut <n>" when n entries had too many fields and became dead letters; both, with ", " between them; or "".
 -- Why Lua: an entry must be in the work stream exactly if the source's group is past it, whatever happens to us.
 --          XREADGROUP NOACK moves the group, XADD follows. What could refuse XADD is found before anything moves: memory (HSETNX needs some), a
 --          key of another type, an id that is not the highest. Should it be refused all the same, the group is set back to just below what was
@@ -115,10 +115,16 @@ local function add(source, groups, entries)
   return #entries, cut
 end
 
+-- Whether another stream took its place unseen (RENAME, RESTORE, DEL and XADD in one transaction): it begins no later, and has not the entry that
+-- was moved last. So looks one, too, of which just that entry was deleted; then what is left before it comes again, which is better than never.
+local function is_another(source, moved)
+  return #redis.call('XRANGE', source, '-', moved, 'COUNT', 1) > 0 and #redis.call('XRANGE', source, moved, moved) == 0
+end
+
 -- The group is not there: the first time, or somebody destroyed it, or the stream was deleted and came back.
 local function make_group(source, groups)
   local start, moved, last = '0-0', redis.call('HGET', KEYS[3], source), last_id(source)
-  if moved and not is_above(moved, last) then start = moved end
+  if moved and not is_above(moved, last) and not is_another(source, moved) then start = moved end
   local made = redis.pcall('XGROUP', 'CREATE', source, group, start)
   if type(made) == 'table' and made.err then return nil, made.err end
   redis.call('HSET', groups, group, start)
@@ -144,7 +150,7 @@ local function take(source, groups)
   local saved = redis.pcall('HGET', groups, group) -- what is no hash fails here, before anything has changed
   if type(saved) == 'table' and saved.err then return 'REFUSED', 0, saved.err end
   if is_of_before(source) then return 'BEFORE', 0, '' end
-  local moved, told = 0, ''
+  local moved, told, made, cut_in_all = 0, '', '', 0
   while true do
     local each = moved_in_all > 0 and math.max(1, math.floor((ENOUGH - bytes) / math.max(1, 2 * bytes / moved_in_all))) or 8
     local count = math.min(quantum - moved, room - moved_in_all, each)
@@ -160,7 +166,8 @@ local function take(source, groups)
         redis.call('HDEL', groups, group)
         return 'GONE', 0, ''
       end
-      local made, words = make_group(source, groups)
+      local words
+      made, words = make_group(source, groups)
       if not made then return 'REFUSED', 0, words end
       told = made
     elseif not found then
@@ -170,9 +177,9 @@ local function take(source, groups)
     else
       local entries = found[1][2]
       local added, cut, words = add(source, groups, entries)
-      moved, moved_in_all = moved + added, moved_in_all + added
+      moved, moved_in_all, cut_in_all = moved + added, moved_in_all + added, cut_in_all + cut
       if words then return 'REFUSED', moved, words end
-      if cut > 0 then told = 'cut ' .. cut end
+      if cut > 0 then told = made .. (made ~= '' and ', ' or '') .. 'cut ' .. cut_in_all end
       if #entries < count then return 'OVER', moved, told end
     end
   end

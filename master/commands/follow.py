@@ -68,7 +68,7 @@ def follow(urls: Sequence[str], ticket_id: str, position: str, token: str, ca: P
             try:
                 with _ask(asking, url, ticket_id, position, token) as reply:
                     begun = True
-                    for told in parse(reply.iter_lines(chunk_size=1)):
+                    for told in parse(lines_of(reply.iter_content(chunk_size=1))):
                         position = told.position or position
                         if told.name:
                             yield told
@@ -104,6 +104,18 @@ def _document(reply: requests.Response) -> str:
         return ""
     problems = "; ".join(f"{one.get('field')} {one.get('problem')}" for one in document.get("errors", ()))
     return problems or str(document.get("detail") or document.get("title"))
+
+
+def lines_of(content: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of what comes in pieces, byte by byte as a rule, each as soon as it is whole. (``iter_lines`` of requests copies a line anew for each
+    of its bytes: an entry of 64 KiB takes it seconds, and whoever reads so slowly loses the connection.)"""
+    line = bytearray()
+    for piece in content:
+        *whole, rest = piece.split(b"\n")
+        for end in whole:
+            yield bytes(line + end)
+            line.clear()
+        line += rest
 
 
 def parse(lines: Iterable[bytes]) -> Iterator[Told]:

@@ -104,6 +104,7 @@ class Rounds:
         self._batch = batch
         self._shards: frozenset[int] = frozenset()
         self._known: dict[bytes, int] = {}
+        self._doubted: set[bytes] = set()  # see ``doubt``
         self._news = _Queue()
         self._looks = _Queue()
         self._swept: set[bytes] = set()  # those in ``_looks`` that nobody had a reason to look at
@@ -127,6 +128,7 @@ class Rounds:
         """These are there. Returns how many of them were not known."""
         before = len(self._known)
         for source in sources:
+            self._doubted.discard(source)
             if source not in self._known:
                 self._known[source] = shard_of(source)
                 self._look_at(source)
@@ -135,9 +137,21 @@ class Rounds:
     def changed(self, sources: Iterable[bytes]) -> None:
         """Redis says that these have changed."""
         for source in sources:
+            self._doubted.discard(source)
             if self._known.setdefault(source, shard_of(source)) in self._shards:
                 self._swept.discard(source)
                 self._news.add(source)
+
+    def doubt(self, listed: frozenset[bytes]) -> None:
+        """All that is there will now be ``found``. Ours have turns, which tell what is gone; of other shards nobody would ever tell us."""
+        self._doubted = {source for source, shard in self._known.items() if shard not in self._shards and source not in listed}
+
+    def forget_doubted(self) -> None:
+        """It was: what was neither found nor changed since is gone."""
+        for source in self._doubted:
+            if self._known[source] not in self._shards:
+                del self._known[source]
+        self._doubted.clear()
 
     def hold(self, shards: frozenset[int]) -> bool:
         """These shards are ours now; what is in new ones is looked at. Whether there are any."""
@@ -192,6 +206,7 @@ class Rounds:
                 self._shards -= {shard_of(source)}  # should we get it again, we look at what it has
             elif one.outcome in _NO_SOURCE and source not in listed and source not in self._news:
                 self._known.pop(source, None)
+                self._doubted.discard(source)
         self._news.add_first(unserved)
         return unsaid
 

@@ -11,6 +11,7 @@ from common.stream_id import rank
 from common.streams import pairs
 from consumer.context import OwnLease, message_type
 from master.dead_letters import DeadLetters
+from master.policy.rounds import Outcome, Told
 from tests.integration.factories import TRICKY_IDS
 from tests.integration.gathered import Gathered, outcomes
 
@@ -173,7 +174,7 @@ def test_an_entry_with_more_fields_than_fit_becomes_a_dead_letter_and_the_others
     world.link.call("XADD", "a", "2-1", "ticket_id", "T", *(part for number in range(4000) for part in (f"f{number}", "v")))
     sent += world.send("a", "3-1")
     [told] = world.gather("a")
-    assert (told.outcome.value, told.moved, told.words) == ("OVER", 3, "cut 1")
+    assert (told.outcome.value, told.moved, told.words) == ("OVER", 3, "made 0-0, cut 1")
     assert world.moved("a") == sent
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     head = dict(zip(letter[::2], letter[1::2], strict=True))
@@ -181,3 +182,11 @@ def test_an_entry_with_more_fields_than_fit_becomes_a_dead_letter_and_the_others
     assert int(head[b"usher-fields-cut"]) > 0
     [first, last] = world.entries()
     assert head[b"usher-id"] not in (first.id, last.id), "no entry has its id"
+
+
+def test_all_entries_of_a_call_that_became_dead_letters_are_counted_and_what_else_there_was_is_told(world: Gathered) -> None:
+    large = [word for n in range(3600) for word in (f"f{n}", "v")]
+    for n in range(12):
+        world.link.call("XADD", "a", f"{n + 1}-1", *large)
+    assert world.gather("a") == [Told(Outcome.OVER, 12, "made 0-0, cut 12")]
+    assert world.link.call("XLEN", world.keys.dead) == 12

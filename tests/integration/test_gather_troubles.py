@@ -88,6 +88,16 @@ def test_a_source_that_was_deleted_and_made_again_unseen_with_lower_ids_is_taken
     assert world.moved("a") == [b"5-1", b"5-2", b"1-1", b"2-1"]
 
 
+def test_a_source_in_whose_place_another_stream_was_put_unseen_is_taken_in_from_its_beginning(world: Gathered, link: Link) -> None:
+    world.send("a", "1-1", "5-1", "10-1")
+    world.gather("a")
+    sent = world.send("b", "2-1", "6-1", "12-1")
+    link.call("RENAME", "b", "a")
+    assert outcomes(world.gather("a")) == [("OVER", 3)]
+    assert world.moved("a")[3:] == sent
+    assert world.position("a") == b"12-1"
+
+
 def test_a_group_that_was_destroyed_goes_on_exactly_where_it_was(world: Gathered, link: Link) -> None:
     sent = world.send("a", "5-1", "5-2")
     world.gather("a")

@@ -16,6 +16,7 @@ from common import source_status
 from common.doctor.collector import collect
 from common.doctor.facts import Severity
 from common.doctor.findings import examine
+from common.errors import ReplyUnknown
 from common.keys import Keys, LogKeys
 from common.redis_client import Link
 from common.running_up import resolve_redis_url
@@ -26,6 +27,7 @@ from master import gatherer as gatherer_module
 from master import source_ears
 from master.gathering import Gathering
 from master.settings import MasterSettings
+from master.source_ears import PollEar
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.proxy import Proxy
@@ -110,6 +112,17 @@ def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_othe
 
 
 @pytest.mark.usefixtures("unswept")
+def test_a_master_forgets_deleted_sources_of_other_masters_too(world: Gathered, link: Link, redis_url: str) -> None:
+    world.share("another")
+    with running(redis_url, discover_seconds=0.5) as gathering:
+        names = [f"t:{number}" for number in range(200)]
+        for name in names:
+            world.send(name, "5-1")
+        until(lambda: service(gathering, "gather").seen()[0] == 200)
+        link.call("DEL", *names[1:])
+        until(lambda: service(gathering, "gather").seen()[0] == 1)
+
+
 def test_a_reply_that_is_lost_is_asked_for_again_and_nothing_comes_twice(world: Gathered, redis_url: str) -> None:
     lost = []
 
@@ -206,6 +219,29 @@ def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_ar
         sent = world.send("c")
         until(lambda: world.moved("c") == sent)
     assert "sources_polled" in [record.getMessage() for record in caplog.records]
+
+
+def test_who_asks_instead_tells_all_of_a_look_whose_first_part_alone_was_answered(
+    world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_ears, "_PAGE", 1)
+    looks: list[bytes] = []
+
+    def lose_the_second(chunk: bytes) -> bytes | None:
+        if b"last-generated-id" in chunk:
+            looks.append(chunk)
+            if len(looks) == 2:
+                return None
+        return chunk
+
+    world.send("a", "1-1")
+    world.send("b", "1-2")
+    with Proxy(redis_url, lose_the_second) as proxy:
+        ear = PollEar(Link(proxy.url, "test", timeout_s=0.3), lambda: [b"a", b"b"])
+        with pytest.raises(ReplyUnknown):
+            ear.listen()
+        assert ear.listen() == [b"a", b"b"]
+        ear.close()
 
 
 def test_changes_that_are_told_are_never_taken_for_lost_ones(world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

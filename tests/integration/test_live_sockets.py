@@ -97,6 +97,18 @@ def test_more_than_a_socket_takes_at_once_comes_whole(sockets: LiveSockets) -> N
     theirs.close()
 
 
+def test_one_event_may_be_larger_than_what_may_wait(sockets: LiveSockets) -> None:
+    ours, theirs = pair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 43_520)  # as a connection over a network begins
+    live = sockets.keep(ours, lambda: None)
+    data = bytes(range(256)) * 4000
+    live.send(data)
+    live.send(b"more")
+    assert read(theirs, len(data) + 4) == data + b"more"
+    assert sockets.slow == 0
+    theirs.close()
+
+
 def test_the_end_closes_all_of_them() -> None:
     sockets = LiveSockets(10)
     sockets.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Iterator
@@ -10,14 +12,17 @@ from typing import Any
 import orjson
 import pytest
 
+from common.keys import Keys
 from common.live_sockets import LiveSockets
 from common.redis_client import Link
 from common.run_log import encode
+from common.sources import SCOPED_TICKET_FIELD
 from common.stream_router import StreamRouter
 from master import ticket_feed
 from master.policy.ticket_events import parse_position
 from master.ticket_feed import TicketFeed
 from tests.integration.factories import FIELD, World
+from tests.integration.gathered import Gathered
 from tests.integration.routers import PATIENCE_S, until
 
 _T = b"T"
@@ -32,17 +37,23 @@ class Done:
         self.ticket, self.stream_id, self.start_us, self.end_us = _T, b"%d-1" % ms, 1000 * ms, 1000 * (ms + 5)
 
 
-@pytest.fixture
-def feed(world: World) -> Iterator[TicketFeed]:
+@contextlib.contextmanager
+def feeding(link: Link, keys: Keys, field: str) -> Iterator[TicketFeed]:
     sockets = LiveSockets(10)
     sockets.start()
-    made = TicketFeed(Link(world.link.url, "feed"), world.keys, FIELD, sockets, lambda: StreamRouter(world.link.url))
+    made = TicketFeed(Link(link.url, "feed"), keys, field, sockets, lambda: StreamRouter(link.url))
     made.start()
     yield made
     made.stop()
     assert made.join(PATIENCE_S)
     sockets.stop()
     assert sockets.join(PATIENCE_S)
+
+
+@pytest.fixture
+def feed(world: World) -> Iterator[TicketFeed]:
+    with feeding(world.link, world.keys, FIELD) as made:
+        yield made
 
 
 def told(feed: TicketFeed, position: str, most: int) -> list[dict[str, Any]]:
@@ -112,6 +123,56 @@ def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, 
     assert [one["event"] for one in found].count("entry") == 11
     assert [one["event"] for one in found].count("completed") == 2
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
+
+
+def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(
+    feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket_feed, "_POSITION_S", 0.1)
+    fill(world, 1)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE_S)
+    feed.follow(theirs, _T, None)
+    with ours, ours.makefile("rb") as lines:
+        position = next(line for line in lines if line.startswith(b"id: "))
+        world.link.call("RENAME", world.keys.stream, "kept")
+        world.link.call("SET", world.keys.stream, "no stream")
+        until(lambda: any(one.end is not None for one in feed._subscriptions))
+        world.link.call("RENAME", "kept", world.keys.stream)
+        world.link.call("XADD", world.keys.stream, "*", FIELD, _T)
+        assert len(list(itertools.islice(lines, 100))) < 100, "it is closed, so that who follows comes back"
+    assert told(feed, position.decode().split()[1], 1)[0]["event"] == "entry"
+
+
+def test_a_stream_of_which_nothing_is_left_is_a_gap_for_who_had_not_all_of_it_and_for_nobody_else(feed: TicketFeed, world: World) -> None:
+    fill(world, 3)
+    world.link.call("XTRIM", world.keys.stream, "MAXLEN", 0)
+    assert [one["event"] for one in told(feed, "1010-2_1026-0_0-0", 1)] == ["gap"]
+    assert [one["event"] for one in told(feed, "1020-2_1026-0_0-0", 1)] == ["state"]
+
+
+@pytest.mark.parametrize(("cut", "gap"), [(3, []), (4, ["gap"])])
+def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_told(link: Link, cut: int, gap: list[str]) -> None:
+    gathered = Gathered(link)
+    gathered.send("a", *(f"{number}-1" for number in range(1, 7)), ticket="T")
+    gathered.gather("a")
+    ids = [entry.id for entry in gathered.entries()]
+    link.call("XTRIM", gathered.keys.stream, "MINID", ids[cut])
+    with feeding(link, gathered.keys, SCOPED_TICKET_FIELD.decode()) as feed:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(PATIENCE_S)
+        feed.follow(theirs, b"a/T", [ids[2], b"0-0", b"0-0"])
+        names = [one["event"] for one in read(ours, len(gap) + 6 - cut + 1)]
+    assert names == [*gap, *["entry"] * (6 - cut), "state"]
+
+
+def test_who_reads_slowly_gets_all_that_it_has_missed_over_one_connection(feed: TicketFeed, world: World) -> None:
+    commands: list[Any] = [("XADD", world.keys.stream, b"%d-1" % ms, FIELD, _T, "body", "x" * 10_000) for ms in range(1000, 1600)]
+    commands += [("XADD", world.keys.runs, b"%d-1" % ms, "batch", encode("c:1", [Done(ms)])) for ms in range(1000, 1600)]
+    world.link.pipeline(commands)
+    found = told(feed, "0", 2 * 600 + 1)
+    assert [one["message_id"] for one in found if one["event"] == "entry"] == [f"{ms}-1" for ms in range(1000, 1600)]
+    assert sorted(one["message_id"] for one in found if one["event"] == "completed") == sorted(f"{ms}-1" for ms in range(1000, 1600))
 
 
 def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: TicketFeed, world: World) -> None:

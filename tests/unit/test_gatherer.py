@@ -73,6 +73,21 @@ def test_what_is_never_heard_of_is_asked_for_although_others_are(gatherer: Gathe
     assert watch.mode == "polling"
 
 
+def test_what_a_sweep_finds_in_the_moment_in_which_it_is_said_does_not_count_as_lost(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, ear = _watch(gatherer, monkeypatch)
+    real = gatherer.changed
+
+    def found_just_before(sources: list[bytes]) -> None:
+        if sources:
+            gatherer.on_unsaid(sources)  # the gatherer's own thread, which was not told yet
+        real(sources)
+
+    monkeypatch.setattr(gatherer, "changed", found_just_before)
+    for ear.says in ([b"a"], [], [b"b"], [], [b"c"], []):
+        watch.run_once()
+    assert watch.mode == "change-driven"
+
+
 def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, ear = _watch(gatherer, monkeypatch)
     real = gatherer.look_at_all
@@ -91,3 +106,9 @@ def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(gathere
     gatherer._say([(b"a", Told(Outcome.OVER, 5, "made 3-1 6-1")), (b"b", Told(Outcome.OVER, 5, "made 3-1"))])
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost"]
+
+
+def test_what_was_cut_and_that_a_group_was_made_are_both_told(gatherer: Gatherer, caplog: pytest.LogCaptureFixture) -> None:
+    gatherer._say([(b"a", Told(Outcome.OVER, 5, "made 3-1 6-1, cut 2"))])
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.getMessage() for record in warnings] == ["source_entries_lost", "messages_rejected"]

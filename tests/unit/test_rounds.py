@@ -93,6 +93,32 @@ def test_a_stream_that_is_gone_is_forgotten_unless_it_is_listed() -> None:
     assert taken(of).sources == (b"b",)
 
 
+def test_what_was_doubted_is_forgotten_unless_it_was_heard_of_or_is_ours_or_listed() -> None:
+    of = rounds(b"a", b"b", b"c", b"d", b"e")
+    of.hold(frozenset([shard_of(b"a")]))
+    of.doubt(frozenset([b"e"]))
+    of.found([b"c"])
+    of.changed([b"d"])
+    of.forget_doubted()
+    assert of.known == 4
+    assert of.found([b"b"]) == 1, "it had been forgotten"
+
+
+def test_what_becomes_ours_while_it_is_doubted_is_not_forgotten() -> None:
+    of = rounds(b"a", b"b")
+    of.hold(frozenset())
+    of.doubt(frozenset())
+    of.hold(frozenset([shard_of(b"a")]))
+    of.forget_doubted()
+    assert taken(of).sources == (b"a",)
+    of.hold(frozenset())
+    of.doubt(frozenset())
+    of.hold(ALL)
+    of.answered(taken(of), [told(Outcome.GONE)])
+    of.forget_doubted()
+    assert of.known == 0
+
+
 def test_only_our_shards_have_turns_and_a_shard_that_comes_back_is_looked_at() -> None:
     of = rounds(b"a", b"b")
     of.answered(taken(of), [told(Outcome.OVER)] * 2)

@@ -37,6 +37,14 @@ def test_what_cannot_be_a_stream_or_a_pattern_is_refused_with_the_name_of_the_se
         load(CommonSettings, {"USHER_TICKET_STREAM": wrong})
 
 
+@pytest.mark.parametrize("names", ["usher:{g},orders", "orders*,usher:{g}", "a{7},usher:g{7}"])
+def test_the_work_stream_cannot_be_one_of_the_streams_that_are_gathered_into_it(names: str) -> None:
+    with pytest.raises(SettingsError, match=r"USHER_TICKET_STREAM: usher:\S+ is the work stream of USHER_GROUP g"):
+        load(CommonSettings, {"USHER_TICKET_STREAM": names, "USHER_GROUP": "g"})
+    load(CommonSettings, {"USHER_TICKET_STREAM": names, "USHER_GROUP": "other"})
+    load(CommonSettings, {"USHER_TICKET_STREAM": "usher:{g}", "USHER_GROUP": "g"})
+
+
 def _streams(keys: Keys) -> list[str]:
     """All keys of Usher that are streams, as common/keys.py says."""
     names = {name for name, made in vars(Keys).items() if (inspect.getdoc(made) or "").startswith("Stream")}

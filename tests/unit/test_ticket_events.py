@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from common.run_log import CRASHED, encode
-from master.commands.follow import Told, parse
+from master.commands.follow import Told, lines_of, parse
 from master.policy.ticket_events import DEAD, ENTRIES, RUNS, Event, Seen, changes, events_of, frame, idle, parse_position, position_text
 from master.status import shown
 
@@ -109,3 +109,8 @@ def test_the_command_reads_what_the_master_writes() -> None:
         Told("4-4_2-2_3-3", "", {}),
     ]
     assert orjson.loads(frame(event).split(b"data: ")[1]) == event.data
+
+
+@pytest.mark.parametrize("pieces", [[b"a", b"\n", b"\n", b"b", b"\n", b"c"], [b"a\n\nb\nc"], [b"a\n", b"\nb\n", b"c"]])
+def test_a_line_is_told_when_it_is_whole_however_it_comes(pieces: list[bytes]) -> None:
+    assert list(lines_of(pieces)) == [b"a", b"", b"b"]
