@@ -117,10 +117,16 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("under_fence", F.max(F.struct("fence", "ended", "start_us", "id")).over(before))
         .withColumn("latest_end", F.max(F.struct("ended", "fence", "consumer", "id")).over(before))
         .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
-        .withColumn("highest", F.max(F.struct("ms", "seq", "id")).over(before))
+        .withColumn("started", F.max(F.struct("fence", "ms", "seq", "id")).over(before))
+        .withColumn("done", F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id"))).over(before))
         .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
     )
-    under, ends, starts, highest, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "highest", "last"))
+    under, ends, starts, done, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "done", "last"))
+    # Under a former fence what is done counts only: that is noted by acknowledging, and with all that was done before it. What crashed or failed
+    # is noted by itself, and the successes before it are not when their owner died before it acknowledged them; so they come again.
+    own = F.when(F.col("started.fence") == fence, F.struct(*(F.col(f"started.{name}").alias(name) for name in ("ms", "seq", "id"))))
+    told = told.withColumn("highest", F.greatest(own, done))
+    highest, place = F.col("highest"), F.struct("ms", "seq")
     one_call = (under["start_us"] == start) & (under["ended"] == F.col("ended"))  # a batch handler that was given several messages of the ticket
     fell = (starts["fence"] < fence) & (starts["start_us"] > start + tolerance)
     flags: dict[str, Any] = {
@@ -129,9 +135,9 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         "owners_overlap": (ends["fence"] < fence) & (ends["consumer"] != F.col("consumer")) & (ends["ended"] > start + tolerance) & ~fell,
         "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
         "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
-        "late": F.col("outcome").isin(*ENDED) & (F.struct("ms", "seq") < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq"))),
+        "late": place < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq")),
         # Not only then, but whenever it was done before; what it was before is looked at later, of these few.
-        "again": (F.col("outcome") == DONE) & (F.struct("ms", "seq") <= F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq"))),
+        "again": (F.col("outcome") == DONE) & (place <= F.struct(done["ms"].alias("ms"), done["seq"].alias("seq"))),
     }
     for name, rule in flags.items():
         told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
@@ -157,7 +163,8 @@ def _told(rows: DataFrame, check: str) -> DataFrame:
 
 
 def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects) -> None:
-    """Of the executions behind a later message: those that were the first end of their message. The others are repeats, which are allowed."""
+    """Of the executions behind a later message: those whose message had not ended before, the first of each. The others are repeats, which are
+    allowed."""
     ids = late.select("stream", "ticket", "id").distinct()
     firsts = (
         runs.filter(F.col("outcome").isin(*ENDED))
@@ -165,7 +172,11 @@ def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts],
         .groupBy("stream", "ticket", "id")
         .agg(F.min(F.struct("fence", "start_us")).alias("first"))
     )
-    first = late.join(firsts, ["stream", "ticket", "id"]).filter(F.struct("fence", "start_us") == F.col("first"))
+    unended = late.join(firsts, ["stream", "ticket", "id"], "left").filter(
+        F.col("first").isNull() | (F.struct("fence", "start_us") <= F.col("first"))
+    )
+    row = Window.partitionBy("stream", "ticket", "id").orderBy("fence", "start_us")
+    first = unended.withColumn("place", F.row_number().over(row)).filter(F.col("place") == 1)
     known = first.withColumn("provable", F.col("ms") > _per_stream({one.stream: one.floor_ms for one in facts}))
     for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
         figures.skipped_order[row.stream] = row["count"]

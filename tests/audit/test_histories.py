@@ -1,0 +1,47 @@
+"""Histories that are wrong in one way, and such as look wrong and are not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.redis_client import Link
+from tests.audit.seeding import Seeder
+from tests.audit.test_job import audit, plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def told(spark: SparkSession, url: str) -> dict[str, set[str]]:
+    """Check -> ids of its examples."""
+    return {one.check.name: {example.id for example in one.examples} for one in audit(spark, plan(url, "s")).found}
+
+
+@pytest.fixture
+def seeder(link: Link) -> Seeder:
+    made = Seeder(link, "s")
+    made.add(("1-1", "first"), *((f"{n}-1", "a") for n in range(2, 6)))
+    made.read()
+    made.live("c1:1", "c2:2")
+    made.ran("c1:1", ("1-1", "first", 5, 1, 2))
+    return made
+
+
+def test_what_succeeded_and_was_never_noted_because_the_next_one_crashed_is_in_order(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
+    """A success is noted when it is acknowledged, a crash by the successor: between the two the owner died."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", ("3-1", "a", 5, 200, 0, "crashed"))
+    seeder.ran("c2:2", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
+    assert told(spark, redis_url) == {}
+
+
+def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatever_becomes_of_it(
+    spark: SparkSession, seeder: Seeder, redis_url: str
+) -> None:
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.letter("2-1", "a")
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed"))
+    seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
+    assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
