@@ -198,7 +198,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "overlap",
             Severity.BAD,
-            "Under one fence, executions of a ticket follow one another.",
+            "Under one fence, and in one incarnation, executions of a ticket follow one another.",
             "Two messages of a ticket ran at the same time in one incarnation.",
             (_RUNS,),
             "This is a fault of Usher, or the consumer's clock was set back: please report it with the two lines.",

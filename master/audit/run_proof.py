@@ -128,9 +128,11 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
     told = told.withColumn("highest", F.greatest(own, done))
     highest, place = F.col("highest"), F.struct("ms", "seq")
     one_call = (under["start_us"] == start) & (under["ended"] == F.col("ended"))  # a batch handler that was given several messages of the ticket
+    at_once = (under["fence"] == fence) & (under["ended"] > start) & ~one_call
+    at_home = (ends["fence"] < fence) & (ends["consumer"] == F.col("consumer")) & (ends["ended"] > start)  # one incarnation has one clock
     fell = (starts["fence"] < fence) & (starts["start_us"] > start + tolerance)
     flags: dict[str, Any] = {
-        "overlap": (under["fence"] == fence) & (under["ended"] > start) & ~one_call,
+        "overlap": at_once | at_home,
         "fence_fell": fell,
         "owners_overlap": (ends["fence"] < fence) & (ends["consumer"] != F.col("consumer")) & (ends["ended"] > start + tolerance) & ~fell,
         "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
@@ -141,6 +143,7 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
     }
     for name, rule in flags.items():
         told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
+    told = told.withColumn("beside", F.struct(*(F.when(at_once, under[name]).otherwise(ends[name]).alias(name) for name in ("id", "ended"))))
     repeated = (last["id"] == F.col("id")) & (last["fence"] < fence)
     return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
 
@@ -149,7 +152,7 @@ def _told(rows: DataFrame, check: str) -> DataFrame:
     """Rows for ``collect``: the execution, and the other one that makes it a finding."""
     ran = F.format_string("%s ran it %d..%d us under fence %d", F.col("consumer"), F.col("start_us"), F.col("end_us"), F.col("fence"))
     others = {
-        "overlap": F.format_string("; %s ran until %d us", F.col("under_fence.id"), F.col("under_fence.ended")),
+        "overlap": F.format_string("; %s ran until %d us", F.col("beside.id"), F.col("beside.ended")),
         "owners_overlap": F.format_string("; %s ran %s until %d us under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
                                           F.col("latest_end.ended"), F.col("latest_end.fence")),
         "fence_fell": F.format_string("; %s started %s at %d us under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),

@@ -159,7 +159,9 @@ class _Oracle:
             if late.end and late.end < late.start:
                 yield "times_impossible", late.id
             own = [run for run in earlier if run.fence == late.fence]
-            if any(max(run.end, run.start) > late.start and (run.start, run.end) != (late.start, late.end) for run in own):
+            former = [run for run in earlier if run.fence < late.fence and run.consumer == late.consumer]
+            at_once = [run for run in own if (run.start, run.end) != (late.start, late.end)]
+            if any(max(run.end, run.start) > late.start for run in at_once + former):
                 yield "overlap", late.id
             if own and own[-1].consumer != late.consumer:
                 yield "fence_shared", late.id

@@ -45,3 +45,11 @@ def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatev
     seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed"))
     seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
     assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
+
+
+def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_fences_too(
+    spark: SparkSession, seeder: Seeder, redis_url: str
+) -> None:
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 500), ("3-1", "a", 6, 300, 600), ("4-1", "a", 6, 600, 700), ("5-1", "a", 7, 700, 800))
+    assert told(spark, redis_url) == {"overlap": {"3-1"}}
