@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import orjson
 import pytest
 
 from common.redis_client import Link
@@ -53,3 +54,16 @@ def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_f
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.ran("c1:1", ("2-1", "a", 5, 100, 500), ("3-1", "a", 6, 300, 600), ("4-1", "a", 6, 600, 700), ("5-1", "a", 7, 700, 800))
     assert told(spark, redis_url) == {"overlap": {"3-1"}}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ids": [7]}, {"tickets": [7]}, {"consumer": 7}, {"outcomes": [7]}, {"start_us": [None]}, {"end_us": ["x"]}, {"ids": ["what"]}]
+)
+def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str, wrong: dict[str, object]
+) -> None:
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
+    right = {"consumer": "c1:1", "ids": ["9-1"], "tickets": ["b"], "fences": [5], "attempts": [1], "start_us": [1], "end_us": [2]}
+    link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | wrong))
+    assert told(spark, redis_url) == {"run_unreadable": {"9999999999999-1"}}
