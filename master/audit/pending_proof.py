@@ -74,10 +74,12 @@ def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
     owned = pending.filter(F.col("consumer").isNotNull()).select(
         "stream", "id", "ms", "seq", "consumer", "idle_ms", "deliveries", "ticket", "in_stream"
     )
+    # A message without a ticket id is a ticket of its own, under a name that is no text.
+    owned = owned.withColumn("own", F.coalesce("ticket", F.concat(F.lit("\ufffd"), "id")))
     # A record that cannot be read has no id, so it is joined with nothing.
     recorded = index.select("stream", "id", F.col("ticket").alias("indexed"), "owner")
-    left = _sums(owned.filter(is_incarnation(F.col("consumer"))), "consumer")
-    right = _sums(recorded, "owner")
+    left = _sums(owned.filter(is_incarnation(F.col("consumer"))), "consumer", "own")
+    right = _sums(recorded, "owner", "indexed")
     buckets = [bucket for bucket in left.keys() | right.keys() if left.get(bucket) != right.get(bucket)]
     if not buckets:
         return None
@@ -89,21 +91,23 @@ def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
     owner, record = F.col("consumer"), F.col("owner")
     agrees = F.when(record == "returned", owner == "master").when(record == "halted", owner.isin(*RESERVED)).otherwise(owner == record)
     rules = {
-        "pending_without_index": is_incarnation(owner) & record.isNull() & F.col("in_stream"),
+        "pending_without_index": is_incarnation(owner) & (record.isNull() | (F.col("indexed") != F.col("own"))) & F.col("in_stream"),
         "index_without_pending": owner.isNull() & record.isNotNull(),
         "index_unreadable": F.col("id").isNull(),
         "owners_differ": owner.isNotNull() & record.isNotNull() & ~agrees,
     }
-    return _by_rules(joined.withColumn("ticket", F.coalesce("indexed", "ticket")), rules, F.concat(F.lit("index says "), record))
+    return _by_rules(joined.withColumn("ticket", F.coalesce("ticket", "indexed")), rules, F.concat(F.lit("index says "), record))
 
 
 def _bucket() -> Any:
     return F.pmod(F.xxhash64("stream", "id"), F.lit(_BUCKETS)).cast("int")
 
 
-def _sums(rows: DataFrame, owner: str) -> dict[int, tuple[int, int]]:
+def _sums(rows: DataFrame, owner: str, ticket: str) -> dict[int, tuple[int, int]]:
     """Bucket -> (number of rows, exclusive or of their hashes)."""
-    summed = rows.groupBy(_bucket().alias("bucket")).agg(F.count("*").alias("rows"), F.bit_xor(F.xxhash64("stream", "id", owner)).alias("hash"))
+    summed = rows.groupBy(_bucket().alias("bucket")).agg(
+        F.count("*").alias("rows"), F.bit_xor(F.xxhash64("stream", "id", owner, ticket)).alias("hash")
+    )
     return {row.bucket: (row.rows, row.hash) for row in summed.collect()}
 
 

@@ -67,3 +67,11 @@ def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
     right = {"consumer": "c1:1", "ids": ["9-1"], "tickets": ["b"], "fences": [5], "attempts": [1], "start_us": [1], "end_us": [2]}
     link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | wrong))
     assert told(spark, redis_url) == {"run_unreadable": {"9999999999999-1"}}
+
+
+def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
+    seeder.over("1-1", "3-1", "4-1", "5-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
+    seeder.own("c1:1", "2-1")
+    seeder.index("other", "c1:1 5 2-1")
+    assert told(spark, redis_url) == {"pending_without_index": {"2-1"}}
