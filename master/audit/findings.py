@@ -166,8 +166,8 @@ CHECKS: dict[str, Check] = {
         Check(
             "attempts_many",
             Severity.WARN,
-            "A message becomes a dead letter after USHER_MAX_ATTEMPTS starts.",
-            "More starts were counted than the limit allows, or it is about to be given up.",
+            "A message becomes a dead letter after USHER_MAX_ATTEMPTS starts that ended badly.",
+            "More of them were counted than the limit allows, or it is about to be given up.",
             ("redis-cli HGET {prefix}attempts {id}", _BODY),
             "Look at the message and its handler's log.",
         ),

@@ -181,8 +181,8 @@ def check_attempts(attempts: DataFrame, pending: DataFrame, limits: Limits) -> D
     """Suspects: counted starts that are too many, or of entries that are over."""
     held = pending.filter(F.col("consumer").isNotNull()).select("stream", "id", "ms", "seq", "ticket", "consumer")
     joined = attempts.join(held, ["stream", "id"], "left")
-    name = F.when(F.col("consumer").isNull(), "attempts_leaked").when(F.col("attempts") > limits.attempts, "attempts_many")
-    said = F.format_string("%d attempts", F.col("attempts"))
+    name = F.when(F.col("consumer").isNull(), "attempts_leaked").when(F.col("failures") > limits.attempts, "attempts_many")
+    said = F.format_string("%d attempts, of which %d count", F.col("attempts"), F.col("failures"))
     return suspect(name, joined.filter(name.isNotNull()), said, owner=F.col("consumer"))
 
 

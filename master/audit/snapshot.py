@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from common.attempts import decode
 from common.errors import GroupMissing, StartRefused
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link
@@ -150,8 +151,8 @@ def _look(answer: Any) -> Look:
         except ValueError:
             readable = False
     owner, idle, deliveries = (pending[0][1].decode(errors="replace"), pending[0][2], pending[0][3]) if pending else (None, 0, 0)
-    count = attempts.split(b" ", 1)[0] if attempts else b""
-    return Look(owner, idle, deliveries, record, readable, bool(lease), bool(body), int(count) if count.isdigit() else None)
+    counted = None if attempts is None else decode(attempts).failures
+    return Look(owner, idle, deliveries, record, readable, bool(lease), bool(body), counted)
 
 
 def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool:
