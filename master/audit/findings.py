@@ -43,13 +43,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Example:
-    """One place where a rule does not hold. Empty texts are not known or do not apply."""
+    """One place where a rule does not hold. Empty texts are not known or do not apply. ``other_id``: the entry that it is compared with."""
 
     stream: str
     id: str = ""
     ticket: str = ""
     owner: str = ""
     detail: str = ""
+    other_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def check_tickets(pending: DataFrame, figures: PendingFigures, suspects: Suspect
             of.setdefault((row.stream, row.ticket), []).append((row.consumer, row.first.id))
         for (stream, ticket), [(one, entry_id), (other, other_id), *_] in of.items():
             detail = f"{other_id} of the same ticket is pending for {other}"
-            suspects.add("ticket_owned_twice", stream, 1, [Example(stream, entry_id, ticket, one, detail)])
+            suspects.add("ticket_owned_twice", stream, 1, [Example(stream, entry_id, ticket, one, detail, other_id)])
 
 
 def check_attempts(attempts: DataFrame, pending: DataFrame, limits: Limits) -> DataFrame:

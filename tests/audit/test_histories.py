@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from common.redis_client import Link
+from master.audit.findings import Found
 from tests.audit.seeding import Seeder
 from tests.audit.test_job import audit, plan
 
@@ -86,3 +87,28 @@ def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(spark: Spark
     assert told(spark, redis_url) == {}
     link.call("HSET", seeder.keys.attempts, "2-1", "50 6 0 0")
     assert told(spark, redis_url) == {"attempts_many": {"2-1"}}
+
+
+@pytest.mark.parametrize("new", ["c0:9", "c9:9"])
+def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
+    spark: SparkSession, seeder: Seeder, redis_url: str, monkeypatch: pytest.MonkeyPatch, new: str
+) -> None:
+    """Pages of a long pending list are read at different moments: of some entries the former owner is seen, of others the new one."""
+    from master.audit.job import Audit
+
+    seeder.over("1-1", "4-1", "5-1")
+    seeder.ran("c1:1", *((f"{n}-1", "b", 6, 1000 * n, 1000 * n + 500) for n in range(4, 6)))
+    seeder.live(new)
+    seeder.own("c1:1", "2-1")
+    seeder.own(new, "3-1")
+    seeder.index("a", f"{new} 7 2-1 3-1")
+    running = Audit(spark, plan(redis_url, "s"))
+    second_look = running._second_look
+
+    def moved() -> list[Found]:
+        assert ("ticket_owned_twice", "s") in running._suspects.counts
+        seeder.own(new, "2-1")
+        return second_look()
+
+    monkeypatch.setattr(running, "_second_look", moved)
+    assert running.run().found == ()
