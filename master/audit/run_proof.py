@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from master.audit.facts import StreamFacts
 from master.audit.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, Limits
+from master.audit.letters import Letters, not_added_again
 from master.audit.pending_proof import collect, suspect
 from master.audit.suspects import Suspects
 
@@ -40,6 +41,7 @@ class RunFigures:
     first_known: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest id that anybody handled
     skipped_order: dict[str, int] = field(default_factory=dict)
     before_known: dict[str, int] = field(default_factory=dict)
+    maybe_dropped: dict[str, int] = field(default_factory=dict)  # stream -> entries of which nothing is known, from before the last drop of letters
 
 
 def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
@@ -210,9 +212,9 @@ def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: R
 
 
 def check_losses(
-    pending: DataFrame, runs: DataFrame, dead: DataFrame | None, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
+    pending: DataFrame, runs: DataFrame, letters: Letters, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
 ) -> None:
-    """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``."""
+    """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``, nor of those whose letter may be dropped."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
     settled = pending.filter(F.col("consumer").isNull() & F.col("ticket").isNotNull() & (F.col("ms") > floors)).select(
         "stream", "id", "ms", "seq", "ticket"
@@ -220,7 +222,7 @@ def check_losses(
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
     missing = settled.join(done, ["stream", "id"], "left_anti")
     found: list[DataFrame] = []
-    if dead is not None:
+    if (dead := letters.there) is not None:
         missing = missing.join(dead.select("stream", "id"), ["stream", "id"], "left_anti")
         both = dead.join(runs.filter(F.col("outcome") == "done").select("stream", "id", "ms", "seq", "consumer"), ["stream", "id"])
         detail = F.concat(F.lit("done by "), F.col("consumer"), F.lit("; dead letter "), F.col("letter"), F.lit(", reason "), F.col("reason"))
@@ -231,7 +233,14 @@ def check_losses(
         known = F.col("ms") > _per_stream(figures.first_known)
         for row in kept.filter(~known).groupBy("stream").count().collect():
             figures.before_known[row.stream] = row["count"]
-        collect([suspect("lost", kept.filter(known), "not pending, and in no record"), *found], suspects)
+        lost = kept.filter(known)
+        if not lost.isEmpty():
+            lost = not_added_again(lost, letters.entries)
+            was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
+            for row in lost.filter(was_dropped).groupBy("stream").count().collect():
+                figures.maybe_dropped[row.stream] = row["count"]
+            lost = lost.filter(~was_dropped)
+        collect([suspect("lost", lost, "not pending, and in no record"), *found], suspects)
     finally:
         kept.unpersist()
 

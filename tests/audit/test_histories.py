@@ -112,3 +112,25 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
 
     monkeypatch.setattr(running, "_second_look", moved)
     assert running.run().found == ()
+
+
+def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """2-1 and 3-1 were added again under their former ids, 6-1 under its own uid; 4-1 was dropped; 8-1 was added after that, and is lost."""
+    link.call("XADD", "s", "6-1", "ticket_id", "a", "uid", "own")
+    seeder.read()
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300, "crashed"), ("4-1", "a", 5, 300, 400, "failed"))
+    seeder.ran("c1:1", ("5-1", "a", 5, 400, 500), ("6-1", "a", 5, 500, 600, "failed"))
+    seeder.over(*(f"{n}-1" for n in range(1, 7)))
+    for entry_id, uid in (("7-1", "2-1"), ("7-2", "3-1"), ("7-3", "own")):
+        link.call("XADD", "s", entry_id, "ticket_id", "a", "uid", uid)
+    link.call("XADD", seeder.keys.actions, "7-9", "outcome", "dropped 1", "what", "drop")
+    link.call("XADD", seeder.keys.actions, "9-9", "outcome", "added 3", "what", "redrive")
+    seeder.add(("8-1", "a"))
+    seeder.read()
+    seeder.over("7-1", "7-2", "7-3", "8-1")
+    seeder.ran("c1:1", ("7-1", "a", 5, 700, 800), ("7-2", "a", 5, 800, 900), ("7-3", "a", 5, 900, 1000))
+    report = audit(spark, plan(redis_url, "s"))
+    assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [("lost", ["8-1"])]
+    assert [sentence for sentence in report.unproven if "dropped" in sentence] == [
+        "s: 1 entries are not pending and in no record; dead letters were dropped since they were added (usher actions), and theirs may be among them"
+    ]
