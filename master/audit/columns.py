@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from common.attempts import decode
 from master.audit.pages import PendingColumns
 from master.audit.reading import IndexColumns, RunColumns
 
@@ -70,7 +71,14 @@ TICKETS = pa.schema(
         pa.field("id", pa.string()),
     ]
 )
-ATTEMPTS = pa.schema([pa.field("stream", pa.string()), pa.field("id", pa.string()), pa.field("attempts", pa.int64())])
+ATTEMPTS = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("id", pa.string()),
+        pa.field("attempts", pa.int64()),  # starts
+        pa.field("failures", pa.int64()),  # those of them that are charged
+    ]
+)
 CONSUMERS = pa.schema(
     [
         pa.field("stream", pa.string()),
@@ -170,6 +178,6 @@ def index_batch(stream: str, part: IndexColumns) -> pa.RecordBatch:
 
 
 def attempts_batch(stream: str, rows: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
-    words = [stored.split(b" ", 1)[0] for _, stored in rows]
-    counts = [int(word) if word.isdigit() else None for word in words]
-    return pa.RecordBatch.from_arrays([_constant(stream, len(rows)), text([i for i, _ in rows]), whole(counts)], schema=ATTEMPTS)
+    known = [decode(stored) for _, stored in rows]
+    counts = [pa.array([one.starts for one in known], pa.int64()), pa.array([one.failures for one in known], pa.int64())]
+    return pa.RecordBatch.from_arrays([_constant(stream, len(rows)), text([i for i, _ in rows]), *counts], schema=ATTEMPTS)

@@ -65,3 +65,11 @@ def unproven(facts: StreamFacts, known_ms: int | None, skipped_order: int, befor
     if before_known:
         since = "none ever was" if known_ms is None else f"that was added at {known_ms} ms"
         yield f"{facts.stream}: {before_known:,} entries are not later than the first one that was handled ({since}): the group may be younger"
+
+
+def maybe_dropped(stream: str, entries: int) -> str:
+    """What cannot be said of entries from before the last drop of dead letters."""
+    return (
+        f"{stream}: {entries:,} entries are not pending and in no record; dead letters were dropped since they were added (usher actions), "
+        "and theirs may be among them"
+    )

@@ -43,13 +43,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Example:
-    """One place where a rule does not hold. Empty texts are not known or do not apply."""
+    """One place where a rule does not hold. Empty texts are not known or do not apply. ``other_id``: the entry that it is compared with."""
 
     stream: str
     id: str = ""
     ticket: str = ""
     owner: str = ""
     detail: str = ""
+    other_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,8 @@ CHECKS: dict[str, Check] = {
         Check(
             "attempts_many",
             Severity.WARN,
-            "A message becomes a dead letter after USHER_MAX_ATTEMPTS starts.",
-            "More starts were counted than the limit allows, or it is about to be given up.",
+            "A message becomes a dead letter after USHER_MAX_ATTEMPTS starts that ended badly.",
+            "More of them were counted than the limit allows, or it is about to be given up.",
             ("redis-cli HGET {prefix}attempts {id}", _BODY),
             "Look at the message and its handler's log.",
         ),
@@ -198,7 +199,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "overlap",
             Severity.BAD,
-            "Under one fence, executions of a ticket follow one another.",
+            "Under one fence, and in one incarnation, executions of a ticket follow one another.",
             "Two messages of a ticket ran at the same time in one incarnation.",
             (_RUNS,),
             "This is a fault of Usher, or the consumer's clock was set back: please report it with the two lines.",

@@ -26,8 +26,9 @@ from common.redis_client import CommandRefused, Link
 from common.sources import SCOPED_TICKET_FIELD
 from master.audit import pending_proof, run_proof, snapshot
 from master.audit.bulk import BulkReader, Interrupted
-from master.audit.facts import StreamFacts, unproven
+from master.audit.facts import StreamFacts, maybe_dropped, unproven
 from master.audit.findings import CHECKS, Example, Found, Limits, Member, judge_members
+from master.audit.letters import Letters, last_drop_ms
 from master.audit.report import Report
 from master.audit.suspects import LOOKED_AT, SHOWN, Suspects
 
@@ -130,7 +131,8 @@ class Audit:
         run_proof.check_runs(runs, facts, self._plan.limits, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
-        run_proof.check_losses(pending, runs, self._dead_letters(facts), facts, self.runs, self._suspects)
+        letters = Letters(self._dead_letters(facts), self._read("redis_stream"), self._last_drops_ms)
+        run_proof.check_losses(pending, runs, letters, facts, self.runs, self._suspects)
         if self._plan.sink_url:
             self._prove_effects(runs)
 
@@ -161,6 +163,9 @@ class Audit:
                 names = {"id": "usher-id", "ticket": "usher-ticket", "reason": "usher-reason"}
                 frames.append(letters.select("stream", F.col("id").alias("letter"), *(F.col("fields")[name].alias(to) for to, name in names.items())))
         return None if not frames else frames[0] if len(frames) == 1 else _union(frames)
+
+    def _last_drops_ms(self) -> dict[str, int]:
+        return {stream: last_drop_ms(link, self._plan.keys(stream)) for stream, link in self._links.items()}
 
     # ---- second look ---------------------------------------------------------------------------------------------------------
 
@@ -217,6 +222,8 @@ class Audit:
         sentences: list[str] = list(self._open)
         for one in facts:
             sentences += unproven(one, runs.first_known.get(one.stream), runs.skipped_order.get(one.stream, 0), runs.before_known.get(one.stream, 0))
+            if one.stream in runs.maybe_dropped:
+                sentences.append(maybe_dropped(one.stream, runs.maybe_dropped[one.stream]))
         sentences += [
             f"{stream}: of {suspects:,} suspects of {name} the first {LOOKED_AT:,} were looked at again"
             for (name, stream), suspects in self._suspects.counts.items()

@@ -74,10 +74,12 @@ def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
     owned = pending.filter(F.col("consumer").isNotNull()).select(
         "stream", "id", "ms", "seq", "consumer", "idle_ms", "deliveries", "ticket", "in_stream"
     )
+    # A message without a ticket id is a ticket of its own, under a name that is no text.
+    owned = owned.withColumn("own", F.coalesce("ticket", F.concat(F.lit("\ufffd"), "id")))
     # A record that cannot be read has no id, so it is joined with nothing.
     recorded = index.select("stream", "id", F.col("ticket").alias("indexed"), "owner")
-    left = _sums(owned.filter(is_incarnation(F.col("consumer"))), "consumer")
-    right = _sums(recorded, "owner")
+    left = _sums(owned.filter(is_incarnation(F.col("consumer"))), "consumer", "own")
+    right = _sums(recorded, "owner", "indexed")
     buckets = [bucket for bucket in left.keys() | right.keys() if left.get(bucket) != right.get(bucket)]
     if not buckets:
         return None
@@ -89,21 +91,23 @@ def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
     owner, record = F.col("consumer"), F.col("owner")
     agrees = F.when(record == "returned", owner == "master").when(record == "halted", owner.isin(*RESERVED)).otherwise(owner == record)
     rules = {
-        "pending_without_index": is_incarnation(owner) & record.isNull() & F.col("in_stream"),
+        "pending_without_index": is_incarnation(owner) & (record.isNull() | (F.col("indexed") != F.col("own"))) & F.col("in_stream"),
         "index_without_pending": owner.isNull() & record.isNotNull(),
         "index_unreadable": F.col("id").isNull(),
         "owners_differ": owner.isNotNull() & record.isNotNull() & ~agrees,
     }
-    return _by_rules(joined.withColumn("ticket", F.coalesce("indexed", "ticket")), rules, F.concat(F.lit("index says "), record))
+    return _by_rules(joined.withColumn("ticket", F.coalesce("ticket", "indexed")), rules, F.concat(F.lit("index says "), record))
 
 
 def _bucket() -> Any:
     return F.pmod(F.xxhash64("stream", "id"), F.lit(_BUCKETS)).cast("int")
 
 
-def _sums(rows: DataFrame, owner: str) -> dict[int, tuple[int, int]]:
+def _sums(rows: DataFrame, owner: str, ticket: str) -> dict[int, tuple[int, int]]:
     """Bucket -> (number of rows, exclusive or of their hashes)."""
-    summed = rows.groupBy(_bucket().alias("bucket")).agg(F.count("*").alias("rows"), F.bit_xor(F.xxhash64("stream", "id", owner)).alias("hash"))
+    summed = rows.groupBy(_bucket().alias("bucket")).agg(
+        F.count("*").alias("rows"), F.bit_xor(F.xxhash64("stream", "id", owner, ticket)).alias("hash")
+    )
     return {row.bucket: (row.rows, row.hash) for row in summed.collect()}
 
 
@@ -170,15 +174,15 @@ def check_tickets(pending: DataFrame, figures: PendingFigures, suspects: Suspect
             of.setdefault((row.stream, row.ticket), []).append((row.consumer, row.first.id))
         for (stream, ticket), [(one, entry_id), (other, other_id), *_] in of.items():
             detail = f"{other_id} of the same ticket is pending for {other}"
-            suspects.add("ticket_owned_twice", stream, 1, [Example(stream, entry_id, ticket, one, detail)])
+            suspects.add("ticket_owned_twice", stream, 1, [Example(stream, entry_id, ticket, one, detail, other_id)])
 
 
 def check_attempts(attempts: DataFrame, pending: DataFrame, limits: Limits) -> DataFrame:
     """Suspects: counted starts that are too many, or of entries that are over."""
     held = pending.filter(F.col("consumer").isNotNull()).select("stream", "id", "ms", "seq", "ticket", "consumer")
     joined = attempts.join(held, ["stream", "id"], "left")
-    name = F.when(F.col("consumer").isNull(), "attempts_leaked").when(F.col("attempts") > limits.attempts, "attempts_many")
-    said = F.format_string("%d attempts", F.col("attempts"))
+    name = F.when(F.col("consumer").isNull(), "attempts_leaked").when(F.col("failures") > limits.attempts, "attempts_many")
+    said = F.format_string("%d attempts, of which %d count", F.col("attempts"), F.col("failures"))
     return suspect(name, joined.filter(name.isNotNull()), said, owner=F.col("consumer"))
 
 

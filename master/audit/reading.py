@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ _PART_ENTRIES, PART_RECORDS = 250_000, 400
 _MOST_PARTS = 256
 _PROBES_A_PART, _MOST_PROBES = 4, 256
 _PENDING_PROBE, _ENTRY_PROBE = 100, 10
+_IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
 
 
 class RunColumns(NamedTuple):
@@ -157,6 +159,11 @@ def _columns_of(record: bytes) -> list[list[Any]]:
     count = len(given["ids"])
     columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
     columns = [[given["consumer"]] * count, *columns, given.get("outcomes") or ["done"] * count]
-    if any(len(column) != count for column in columns) or not all(type(fence) is int for fence in given["fences"]):
+    if any(len(column) != count for column in columns):
         raise ValueError("the columns differ in length")
+    kinds = (str, str, str, int, int, int, int, str)
+    if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, kinds, strict=True)):
+        raise ValueError("a value is not what its column is for")
+    if count and not _IDS.fullmatch(",".join(given["ids"])):
+        raise ValueError("an id is none")
     return columns

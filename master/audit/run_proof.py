@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from master.audit.facts import StreamFacts
 from master.audit.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, Limits
+from master.audit.letters import Letters, not_added_again
 from master.audit.pending_proof import collect, suspect
 from master.audit.suspects import Suspects
 
@@ -40,6 +41,7 @@ class RunFigures:
     first_known: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest id that anybody handled
     skipped_order: dict[str, int] = field(default_factory=dict)
     before_known: dict[str, int] = field(default_factory=dict)
+    maybe_dropped: dict[str, int] = field(default_factory=dict)  # stream -> entries of which nothing is known, from before the last drop of letters
 
 
 def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
@@ -117,24 +119,33 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("under_fence", F.max(F.struct("fence", "ended", "start_us", "id")).over(before))
         .withColumn("latest_end", F.max(F.struct("ended", "fence", "consumer", "id")).over(before))
         .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
-        .withColumn("highest", F.max(F.struct("ms", "seq", "id")).over(before))
+        .withColumn("started", F.max(F.struct("fence", "ms", "seq", "id")).over(before))
+        .withColumn("done", F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id"))).over(before))
         .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
     )
-    under, ends, starts, highest, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "highest", "last"))
+    under, ends, starts, done, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "done", "last"))
+    # Under a former fence what is done counts only: that is noted by acknowledging, and with all that was done before it. What crashed or failed
+    # is noted by itself, and the successes before it are not when their owner died before it acknowledged them; so they come again.
+    own = F.when(F.col("started.fence") == fence, F.struct(*(F.col(f"started.{name}").alias(name) for name in ("ms", "seq", "id"))))
+    told = told.withColumn("highest", F.greatest(own, done))
+    highest, place = F.col("highest"), F.struct("ms", "seq")
     one_call = (under["start_us"] == start) & (under["ended"] == F.col("ended"))  # a batch handler that was given several messages of the ticket
+    at_once = (under["fence"] == fence) & (under["ended"] > start) & ~one_call
+    at_home = (ends["fence"] < fence) & (ends["consumer"] == F.col("consumer")) & (ends["ended"] > start)  # one incarnation has one clock
     fell = (starts["fence"] < fence) & (starts["start_us"] > start + tolerance)
     flags: dict[str, Any] = {
-        "overlap": (under["fence"] == fence) & (under["ended"] > start) & ~one_call,
+        "overlap": at_once | at_home,
         "fence_fell": fell,
         "owners_overlap": (ends["fence"] < fence) & (ends["consumer"] != F.col("consumer")) & (ends["ended"] > start + tolerance) & ~fell,
         "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
         "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
-        "late": F.col("outcome").isin(*ENDED) & (F.struct("ms", "seq") < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq"))),
+        "late": place < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq")),
         # Not only then, but whenever it was done before; what it was before is looked at later, of these few.
-        "again": (F.col("outcome") == DONE) & (F.struct("ms", "seq") <= F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq"))),
+        "again": (F.col("outcome") == DONE) & (place <= F.struct(done["ms"].alias("ms"), done["seq"].alias("seq"))),
     }
     for name, rule in flags.items():
         told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
+    told = told.withColumn("beside", F.struct(*(F.when(at_once, under[name]).otherwise(ends[name]).alias(name) for name in ("id", "ended"))))
     repeated = (last["id"] == F.col("id")) & (last["fence"] < fence)
     return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
 
@@ -143,7 +154,7 @@ def _told(rows: DataFrame, check: str) -> DataFrame:
     """Rows for ``collect``: the execution, and the other one that makes it a finding."""
     ran = F.format_string("%s ran it %d..%d us under fence %d", F.col("consumer"), F.col("start_us"), F.col("end_us"), F.col("fence"))
     others = {
-        "overlap": F.format_string("; %s ran until %d us", F.col("under_fence.id"), F.col("under_fence.ended")),
+        "overlap": F.format_string("; %s ran until %d us", F.col("beside.id"), F.col("beside.ended")),
         "owners_overlap": F.format_string("; %s ran %s until %d us under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
                                           F.col("latest_end.ended"), F.col("latest_end.fence")),
         "fence_fell": F.format_string("; %s started %s at %d us under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
@@ -157,7 +168,8 @@ def _told(rows: DataFrame, check: str) -> DataFrame:
 
 
 def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects) -> None:
-    """Of the executions behind a later message: those that were the first end of their message. The others are repeats, which are allowed."""
+    """Of the executions behind a later message: those whose message had not ended before, the first of each. The others are repeats, which are
+    allowed."""
     ids = late.select("stream", "ticket", "id").distinct()
     firsts = (
         runs.filter(F.col("outcome").isin(*ENDED))
@@ -165,7 +177,11 @@ def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts],
         .groupBy("stream", "ticket", "id")
         .agg(F.min(F.struct("fence", "start_us")).alias("first"))
     )
-    first = late.join(firsts, ["stream", "ticket", "id"]).filter(F.struct("fence", "start_us") == F.col("first"))
+    unended = late.join(firsts, ["stream", "ticket", "id"], "left").filter(
+        F.col("first").isNull() | (F.struct("fence", "start_us") <= F.col("first"))
+    )
+    row = Window.partitionBy("stream", "ticket", "id").orderBy("fence", "start_us")
+    first = unended.withColumn("place", F.row_number().over(row)).filter(F.col("place") == 1)
     known = first.withColumn("provable", F.col("ms") > _per_stream({one.stream: one.floor_ms for one in facts}))
     for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
         figures.skipped_order[row.stream] = row["count"]
@@ -196,9 +212,9 @@ def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: R
 
 
 def check_losses(
-    pending: DataFrame, runs: DataFrame, dead: DataFrame | None, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
+    pending: DataFrame, runs: DataFrame, letters: Letters, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
 ) -> None:
-    """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``."""
+    """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``, nor of those whose letter may be dropped."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
     settled = pending.filter(F.col("consumer").isNull() & F.col("ticket").isNotNull() & (F.col("ms") > floors)).select(
         "stream", "id", "ms", "seq", "ticket"
@@ -206,7 +222,7 @@ def check_losses(
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
     missing = settled.join(done, ["stream", "id"], "left_anti")
     found: list[DataFrame] = []
-    if dead is not None:
+    if (dead := letters.there) is not None:
         missing = missing.join(dead.select("stream", "id"), ["stream", "id"], "left_anti")
         both = dead.join(runs.filter(F.col("outcome") == "done").select("stream", "id", "ms", "seq", "consumer"), ["stream", "id"])
         detail = F.concat(F.lit("done by "), F.col("consumer"), F.lit("; dead letter "), F.col("letter"), F.lit(", reason "), F.col("reason"))
@@ -217,7 +233,14 @@ def check_losses(
         known = F.col("ms") > _per_stream(figures.first_known)
         for row in kept.filter(~known).groupBy("stream").count().collect():
             figures.before_known[row.stream] = row["count"]
-        collect([suspect("lost", kept.filter(known), "not pending, and in no record"), *found], suspects)
+        lost = kept.filter(known)
+        if not lost.isEmpty():
+            lost = not_added_again(lost, letters.entries)
+            was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
+            for row in lost.filter(was_dropped).groupBy("stream").count().collect():
+                figures.maybe_dropped[row.stream] = row["count"]
+            lost = lost.filter(~was_dropped)
+        collect([suspect("lost", lost, "not pending, and in no record"), *found], suspects)
     finally:
         kept.unpersist()
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from common.attempts import decode
 from common.errors import GroupMissing, StartRefused
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link
@@ -96,7 +97,8 @@ def _incarnation(name: bytes, stored: bytes) -> str:
 
 
 class Look(NamedTuple):
-    """What one moment says of a suspect. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None without."""
+    """What one moment says of a suspect. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None without. ``other_owner``: of
+    the entry that it is compared with."""
 
     owner: str | None
     idle_ms: int
@@ -106,6 +108,7 @@ class Look(NamedTuple):
     lives: bool
     in_stream: bool
     attempts: int | None
+    other_owner: str | None = None
 
 
 def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple[Example, Look]]:
@@ -136,12 +139,13 @@ def _questions(keys: Keys, example: Example) -> list[tuple[Any, ...]]:
         ("EXISTS", keys.lease(example.owner)),
         ("XRANGE", keys.stream, entry_id, entry_id),
         ("HGET", keys.attempts, entry_id),
+        ("XPENDING", keys.stream, keys.group, example.other_id or ZERO.decode(), example.other_id or ZERO.decode(), 1),
         ("EXEC",),
     ]
 
 
 def _look(answer: Any) -> Look:
-    pending, stored, lease, body, attempts = answer
+    pending, stored, lease, body, attempts, other = answer
     record, readable = None, True
     if stored is not None:
         try:
@@ -150,8 +154,9 @@ def _look(answer: Any) -> Look:
         except ValueError:
             readable = False
     owner, idle, deliveries = (pending[0][1].decode(errors="replace"), pending[0][2], pending[0][3]) if pending else (None, 0, 0)
-    count = attempts.split(b" ", 1)[0] if attempts else b""
-    return Look(owner, idle, deliveries, record, readable, bool(lease), bool(body), int(count) if count.isdigit() else None)
+    counted = None if attempts is None else decode(attempts).failures
+    other_owner = other[0][1].decode(errors="replace") if other else None
+    return Look(owner, idle, deliveries, record, readable, bool(lease), bool(body), counted, other_owner)
 
 
 def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool:
@@ -167,7 +172,8 @@ def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool
     if name == "index_unreadable":
         return not look.readable
     if name == "ticket_owned_twice":
-        return owner == example.owner and runs
+        other = look.other_owner
+        return runs and other is not None and is_incarnation(other) and other != owner
     if name == "idle_too_long":
         return owner == example.owner and look.lives and look.idle_ms > limits.owner_idle_ms
     if name == "parked_too_long":

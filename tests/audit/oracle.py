@@ -159,7 +159,9 @@ class _Oracle:
             if late.end and late.end < late.start:
                 yield "times_impossible", late.id
             own = [run for run in earlier if run.fence == late.fence]
-            if any(max(run.end, run.start) > late.start and (run.start, run.end) != (late.start, late.end) for run in own):
+            former = [run for run in earlier if run.fence < late.fence and run.consumer == late.consumer]
+            at_once = [run for run in own if (run.start, run.end) != (late.start, late.end)]
+            if any(max(run.end, run.start) > late.start for run in at_once + former):
                 yield "overlap", late.id
             if own and own[-1].consumer != late.consumer:
                 yield "fence_shared", late.id
@@ -168,8 +170,9 @@ class _Oracle:
                 yield "fence_fell", late.id
             elif any(run.consumer != late.consumer and run.end > late.start + tolerance for run in lower):
                 yield "owners_overlap", late.id
-            behind = any(rank(run.id.encode()) > rank(late.id.encode()) for run in earlier)
-            first = late.outcome in _ENDED and not any(run.id == late.id and run.outcome in _ENDED for run in earlier)
+            known = [run for run in earlier if run.fence == late.fence or run.outcome == "done"]
+            behind = any(rank(run.id.encode()) > rank(late.id.encode()) for run in known)
+            first = not any(run.id == late.id and run.outcome in _ENDED for run in earlier)
             if behind and first and rank(late.id.encode()) >> 64 > self._floor_ms:
                 yield "out_of_order", late.id
 

@@ -85,7 +85,7 @@ def test_executions_tickets_attempts_and_members(spark: SparkSession, filled: Se
     assert (runs["2-2"].outcome, runs["2-2"].attempt, runs["2-2"].ms) == ("crashed", 1, 2)
     tickets = {(row.ticket, row.owner, row.fence, row.id) for row in read(spark, "redis_tickets", redis_url, stream="s").collect()}
     assert tickets == {("T0", "c1:1", 7, "1-1"), ("T0", "c1:1", 7, "4-1"), ("T1", None, None, None)}
-    assert [tuple(row) for row in read(spark, "redis_attempts", redis_url, stream="s").collect()] == [("s", "1-1", 3)]
+    assert [tuple(row) for row in read(spark, "redis_attempts", redis_url, stream="s").collect()] == [("s", "1-1", 3, 3)]
     members = {row.name: (row.pending, row.lives) for row in read(spark, "redis_consumers", redis_url, stream="s").collect()}
     assert members == {"master": (0, False), "c1:1": (67, True)}
 

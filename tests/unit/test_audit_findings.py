@@ -85,6 +85,7 @@ _WRONG: dict[str, Look] = {
     "body_gone": _WELL._replace(in_stream=False),
     "delivered_often": _WELL._replace(deliveries=100),
     "attempts_many": _WELL._replace(attempts=9),
+    "ticket_owned_twice": _WELL._replace(other_owner="c:2"),
     "attempts_leaked": _WELL._replace(owner=None, attempts=1),
     "lost": _WELL._replace(owner=None, record=None),
 }

@@ -1,0 +1,136 @@
+"""Histories that are wrong in one way, and such as look wrong and are not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from common.redis_client import Link
+from master.audit.findings import Found
+from tests.audit.seeding import Seeder
+from tests.audit.test_job import audit, plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def told(spark: SparkSession, url: str) -> dict[str, set[str]]:
+    """Check -> ids of its examples."""
+    return {one.check.name: {example.id for example in one.examples} for one in audit(spark, plan(url, "s")).found}
+
+
+@pytest.fixture
+def seeder(link: Link) -> Seeder:
+    made = Seeder(link, "s")
+    made.add(("1-1", "first"), *((f"{n}-1", "a") for n in range(2, 6)))
+    made.read()
+    made.live("c1:1", "c2:2")
+    made.ran("c1:1", ("1-1", "first", 5, 1, 2))
+    return made
+
+
+def test_what_succeeded_and_was_never_noted_because_the_next_one_crashed_is_in_order(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
+    """A success is noted when it is acknowledged, a crash by the successor: between the two the owner died."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", ("3-1", "a", 5, 200, 0, "crashed"))
+    seeder.ran("c2:2", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
+    assert told(spark, redis_url) == {}
+
+
+def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatever_becomes_of_it(
+    spark: SparkSession, seeder: Seeder, redis_url: str
+) -> None:
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.letter("2-1", "a")
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed"))
+    seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
+    assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
+
+
+def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_fences_too(
+    spark: SparkSession, seeder: Seeder, redis_url: str
+) -> None:
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 500), ("3-1", "a", 6, 300, 600), ("4-1", "a", 6, 600, 700), ("5-1", "a", 7, 700, 800))
+    assert told(spark, redis_url) == {"overlap": {"3-1"}}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ids": [7]}, {"tickets": [7]}, {"consumer": 7}, {"outcomes": [7]}, {"start_us": [None]}, {"end_us": ["x"]}, {"ids": ["what"]}]
+)
+def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str, wrong: dict[str, object]
+) -> None:
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
+    right = {"consumer": "c1:1", "ids": ["9-1"], "tickets": ["b"], "fences": [5], "attempts": [1], "start_us": [1], "end_us": [2]}
+    link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | wrong))
+    assert told(spark, redis_url) == {"run_unreadable": {"9999999999999-1"}}
+
+
+def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
+    seeder.over("1-1", "3-1", "4-1", "5-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
+    seeder.own("c1:1", "2-1")
+    seeder.index("other", "c1:1 5 2-1")
+    assert told(spark, redis_url) == {"pending_without_index": {"2-1"}}
+
+
+def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    seeder.over("1-1", "3-1", "4-1", "5-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
+    seeder.own("c1:1", "2-1")
+    seeder.index("a", "c1:1 7 2-1")
+    link.call("HSET", seeder.keys.attempts, "2-1", "50 1 0 0")
+    assert told(spark, redis_url) == {}
+    link.call("HSET", seeder.keys.attempts, "2-1", "50 6 0 0")
+    assert told(spark, redis_url) == {"attempts_many": {"2-1"}}
+
+
+@pytest.mark.parametrize("new", ["c0:9", "c9:9"])
+def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
+    spark: SparkSession, seeder: Seeder, redis_url: str, monkeypatch: pytest.MonkeyPatch, new: str
+) -> None:
+    """Pages of a long pending list are read at different moments: of some entries the former owner is seen, of others the new one."""
+    from master.audit.job import Audit
+
+    seeder.over("1-1", "4-1", "5-1")
+    seeder.ran("c1:1", *((f"{n}-1", "b", 6, 1000 * n, 1000 * n + 500) for n in range(4, 6)))
+    seeder.live(new)
+    seeder.own("c1:1", "2-1")
+    seeder.own(new, "3-1")
+    seeder.index("a", f"{new} 7 2-1 3-1")
+    running = Audit(spark, plan(redis_url, "s"))
+    second_look = running._second_look
+
+    def moved() -> list[Found]:
+        assert ("ticket_owned_twice", "s") in running._suspects.counts
+        seeder.own(new, "2-1")
+        return second_look()
+
+    monkeypatch.setattr(running, "_second_look", moved)
+    assert running.run().found == ()
+
+
+def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """2-1 and 3-1 were added again under their former ids, 6-1 under its own uid; 4-1 was dropped; 8-1 was added after that, and is lost."""
+    link.call("XADD", "s", "6-1", "ticket_id", "a", "uid", "own")
+    seeder.read()
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300, "crashed"), ("4-1", "a", 5, 300, 400, "failed"))
+    seeder.ran("c1:1", ("5-1", "a", 5, 400, 500), ("6-1", "a", 5, 500, 600, "failed"))
+    seeder.over(*(f"{n}-1" for n in range(1, 7)))
+    for entry_id, uid in (("7-1", "2-1"), ("7-2", "3-1"), ("7-3", "own")):
+        link.call("XADD", "s", entry_id, "ticket_id", "a", "uid", uid)
+    link.call("XADD", seeder.keys.actions, "7-9", "outcome", "dropped 1", "what", "drop")
+    link.call("XADD", seeder.keys.actions, "9-9", "outcome", "added 3", "what", "redrive")
+    seeder.add(("8-1", "a"))
+    seeder.read()
+    seeder.over("7-1", "7-2", "7-3", "8-1")
+    seeder.ran("c1:1", ("7-1", "a", 5, 700, 800), ("7-2", "a", 5, 800, 900), ("7-3", "a", 5, 900, 1000))
+    report = audit(spark, plan(redis_url, "s"))
+    assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [("lost", ["8-1"])]
+    assert [sentence for sentence in report.unproven if "dropped" in sentence] == [
+        "s: 1 entries are not pending and in no record; dead letters were dropped since they were added (usher actions), and theirs may be among them"
+    ]
