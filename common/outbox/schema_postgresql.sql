@@ -1,5 +1,8 @@
 -- The outbox in PostgreSQL 13 or later. Blocks are versions; `usher streamer --migrate` applies those that are missing, in one transaction.
 -- A block that was released is never changed: what comes later is a block of its own.
+--
+-- An application that is not the tables' owner needs two rights, for the trigger below takes ids in its name:
+--     GRANT INSERT ON staged_log_records TO app; GRANT USAGE ON SEQUENCE staged_log_records_id_seq TO app;
 
 -- version: 1
 

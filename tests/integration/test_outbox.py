@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -16,6 +17,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from common.errors import SqlTrouble, StartRefused
 from common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
+from common.outbox.sql_files import schema
 from common.outbox.store import OutboxStore
 from common.outbox.writer import LogRecord, write, write_all
 from tests.outboxes import Outbox, until
@@ -246,6 +248,23 @@ def test_a_bulk_load_takes_no_locks_if_it_says_so(postgres_outbox: Outbox) -> No
     with postgres_outbox.engine.begin() as connection:
         write_all(connection, [LogRecord(f"T{n % 5}", "a", "o") for n in range(50)])
         assert connection.scalar(sa.text(locks)) == 5
+
+
+def test_an_application_needs_no_more_rights_than_the_schema_says(postgres_outbox: Outbox) -> None:
+    role, name = f"role_{os.urandom(4).hex()}", postgres_outbox.url.rpartition("%3D")[2]
+    [grants] = [line.removeprefix("--") for line in schema("postgresql").splitlines() if "GRANT" in line]
+    with postgres_outbox.engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {name} TO {role}")
+        connection.exec_driver_sql(grants.replace("TO app", f"TO {role}"))
+    application = sa.create_engine(sa.engine.make_url(postgres_outbox.url).set(username=role))
+    try:
+        with application.begin() as connection:
+            write(connection, ticket_id="T", action="a", object="o")
+        assert len(_staged(postgres_outbox)) == 1
+    finally:
+        application.dispose()
+        with postgres_outbox.engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_the_bell_rings_at_commits_only(postgres_outbox: Outbox) -> None:
