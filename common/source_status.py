@@ -117,15 +117,18 @@ class SourcesReader:
             yield _Look(source, state.decode(), lag, bool(more))
 
     def _masters(self) -> tuple[list[dict[str, Any]], dict[int, str]]:
-        """The masters that take part, with the number of their shards; and who has which shard."""
-        stored = pairs(self._link.call("HGETALL", self._keys.shares))
+        """The masters that run, with the number of their shards; and who has which shard. One that died stays noted until another one shares."""
+        (seconds, micros), flat = self._link.all_of([("TIME",), ("HGETALL", self._keys.shares)])
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        stored = pairs(flat)
         holders = {int(field.split(b" ")[1]): value.decode() for field, value in stored.items() if field.startswith(b"shard ")}
         count = Counter(holders.values())
         masters, urls = [], {}
         for field, value in sorted(stored.items()):
-            if field.startswith(b"master "):
+            until_ms, _, told = value.partition(b" ")
+            if field.startswith(b"master ") and int(until_ms) > now_ms:
                 holder = field.split(b" ")[1].decode()
-                says = orjson.loads(value.partition(b" ")[2])
+                says = orjson.loads(told)
                 urls[holder] = says["url"]
                 shown = {name: says[name] for name in ("url", "setting", "sources", "mode", "moved", "troubles")}
                 masters.append({**shown, "shards": count[holder]})

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from common import source_status
@@ -357,6 +358,15 @@ def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: 
     seen = reader.overview()
     assert seen["masters"] == [] and seen["lag"] == 2
     assert seen["worst"] == [{"source": "a", "lag": 2, "lag_is_exact": True, "master": ""}]
+
+
+def test_a_master_that_died_is_told_to_gather_no_longer_than_its_lease(world: Gathered, link: Link) -> None:
+    reader = SourcesReader(link, world.keys, Sources.parse("a,b"))
+    says = {"url": "http://m", "setting": "a,b", "sources": 2, "mode": "polling", "moved": 0, "troubles": []}
+    world.scripts.run("share", (world.keys.shares,), ("m1", 500, 64, orjson.dumps(says)))
+    assert [(one["url"], one["shards"]) for one in reader.overview()["masters"]] == [("http://m", 64)]
+    until(lambda: reader.overview()["masters"] == [])
+    assert {row["master"] for row in reader.rows("", 0, 10)[0]} == {""}
 
 
 def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(world: Gathered, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
