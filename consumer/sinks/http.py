@@ -55,7 +55,8 @@ def headers(message: Marked) -> dict[str, str]:
 
 def received(given: Mapping[str, str]) -> Received:
     """The other way round, from a request's headers (of any framework whose mapping knows them by these names). Raises SinkMisused: answer 400."""
-    missing = [name for name in (IDEMPOTENCY_KEY, FENCE, TICKET) if not given.get(name)]
+    missing = [name for name in (IDEMPOTENCY_KEY, FENCE) if not given.get(name)]
+    missing += [TICKET] if given.get(TICKET) is None else []  # that of a message without a ticket is empty
     if missing:
         raise SinkMisused(f"headers are missing: {', '.join(missing)}")
     fence = given[FENCE]

@@ -19,8 +19,8 @@ a later command is refused                     GiveUp: Redis does not undo what 
 Redis is away, or its reply is lost            SinkNotNow; the next try finds the uid, or does it
 =============================================  =====================================================================================
 
-Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them; the fence as long. A repeat that comes later is applied again. The
-promise is as durable as that Redis: what a failover or a power loss takes away, it takes with its effect, in the same step.
+Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them (all messages without a ticket share one such set); the fence as
+long. A repeat that comes later is applied again. The promise is as durable as that Redis: what a failover or a power loss takes away, it takes with its effect, in the same step.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class RedisGuard:
             words += [len(command), *command]
         touched = [_text(command[1]) for command in commands if len(command) > 1] if keys is None else list(keys)
         uid = message.uid.encode("utf-8", "surrogateescape")
-        arguments: list[Arg] = [message.fence, uid, self._keep_ms, self._keep_most, *words]
+        fence = message.fence if fenced_ticket(message) else ""
+        arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:

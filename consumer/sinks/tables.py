@@ -89,7 +89,7 @@ class SinkTables:
         this ticket waits, and then sees what we left. A look without the lock would be true at its time and wrong at the commit.
         """
         ticket = storable(fenced_ticket(message))
-        if connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence}).rowcount == 0:
+        if ticket and connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence}).rowcount == 0:
             raise StaleFence(message)
         return connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}).rowcount == 1
 
