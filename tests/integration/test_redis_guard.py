@@ -98,6 +98,22 @@ def test_half_an_effect_is_said_and_never_added_to(guard: RedisGuard, redis: Lin
     assert redis.call("GET", "total:{T}") == b"7"
 
 
+def test_a_command_that_is_too_long_is_refused_before_anything_is_done(guard: RedisGuard, redis: Link) -> None:
+    for _ in range(2):
+        with pytest.raises(SinkMisused, match="at most 7,000 words"):
+            guard.apply(Mark("T", "a", 1), ("INCR", "n:{T}"), ("RPUSH", "log:{T}", *range(7000)))
+    assert redis.call("GET", "n:{T}") is None
+    assert guard.apply(Mark("T", "a", 1), ("INCR", "n:{T}"), ("RPUSH", "log:{T}", *range(6998))).replies == [1, 6998]
+
+
+def test_bytes_that_are_no_text_are_stored_as_they_came(guard: RedisGuard, redis: Link) -> None:
+    """A message's fields have them as surrogates."""
+    for key in (b"k\xff", "k\udcff"):
+        assert guard.apply(Mark("T", f"{key!r}", 1), ("APPEND", key, "\udcfe")).outcome is Outcome.APPLIED
+    assert guard.apply(Mark("T", "c", 1), ("APPEND", b"k\xff", b"\xfd"), keys=["k\udcff"]).replies == [3]
+    assert redis.call("GET", b"k\xff") == b"\xfe\xfe\xfd"
+
+
 def test_no_more_is_kept_than_was_asked_for(any_redis_url: str, redis: Link) -> None:
     few = RedisGuard(any_redis_url, keep_s=600, keep_most=3)
     for number in range(8):
