@@ -80,7 +80,6 @@ class StreamRunner(Service):
         try:
             self._handle(message)
         except BaseException as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
-            message.is_suspect = False
             self._failed(message, problem)
         else:
             self._shared.metrics.handler_s += now_s() - began_s
@@ -104,6 +103,7 @@ class StreamRunner(Service):
 
     def _failed(self, message: StreamMessage, problem: BaseException) -> None:
         options = self._shared.options
+        was_suspect, message.is_suspect = message.is_suspect, False
         self._shared.metrics.failed += 1
         error = told(problem)
         message.failures += not isinstance(problem, RetryLater)
@@ -114,7 +114,8 @@ class StreamRunner(Service):
             wait_s = max(0.0, problem.after_s)
         else:
             wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, self._rng)
-            self._writer.charge(message)
+        if was_suspect or not isinstance(problem, RetryLater):
+            self._writer.charge(message)  # a suspect's start was noted as one that fails
         event(log, "handler_failed", level=logging.WARNING, id=message.id, attempt=message.attempt, error=error[:500], retry_in_s=wait_s)
         self._shared.board.again(message, now_s() + wait_s)
 
@@ -148,7 +149,7 @@ class MessageReadingLoop:
         self._end_link, self._end_stream = part("end")
 
         def note(message: StreamMessage) -> bool:  # a suspect runs alone, so only one thread at a time is in here
-            return not note_stream.charge({message.stream_id: message.attempt})
+            return not note_stream.charge({message.stream_id: message.failures + 1})
 
         self._runners = [StreamRunner(number, handle, self._shared, self._writer, note) for number in range(options.threads)]
 

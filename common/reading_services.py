@@ -206,7 +206,7 @@ class StreamWriter(Service):
         self.wake()
 
     def charge(self, message: StreamMessage) -> None:
-        self._charges.append((message.stream_id, message.attempt))
+        self._charges.append((message.stream_id, message.failures))
         self.wake()
 
     @property

@@ -37,10 +37,10 @@ class StreamMessage(EntryView):
 
     __slots__ = ("attempt", "failures", "first_ms", "is_suspect", "last_ms")
 
-    def __init__(self, stream_id: bytes, flat: list[bytes] | None, attempts: int = 0, is_suspect: bool = False) -> None:
+    def __init__(self, stream_id: bytes, flat: list[bytes] | None, failures: int = 0, is_suspect: bool = False) -> None:
         super().__init__(stream_id, flat)
-        self.attempt = attempts  # of former readers; counted up at each start
-        self.failures = attempts
+        self.failures = failures  # of former readers too
+        self.attempt = failures  # counted up at each start; those of former readers that asked to be called later are not known
         self.is_suspect = is_suspect  # its former reader died with it, and may have died of it
         self.first_ms = self.last_ms = 0
 
@@ -177,7 +177,7 @@ class ReliableStream:
         return _confirmed([message.stream_id for message in messages], self._scripts.run("stream_bury", script_keys, args))
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
-        """Note attempts by id, for whoever has the message next. Returns ids that are not this reader's."""
+        """Note attempts that failed, by id, for whoever has the message next. Returns ids that are not this reader's."""
         args = [part for pair in attempts.items() for part in pair]
         keys = (self._keys.stream, self._keys.attempts)
         return list(self._scripts.run("stream_charge", keys, (self._keys.group, self.reader, *args))) if attempts else []

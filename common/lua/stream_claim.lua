@@ -1,7 +1,7 @@
 -- stream_claim: a plain reader takes entries that have been idle, because whoever had them died or gave them back.
 -- KEYS: 1 stream, 2 dead, 3 attempts
 -- ARGV: 1 group, 2 reader, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count
--- Returns: {next cursor, {id, fields, former reader, attempts so far, ...}, {ids whose body was gone: they are dead letters now}}
+-- Returns: {next cursor, {id, fields, former reader, failed attempts so far, ...}, {ids whose body was gone: they are dead letters now}}
 -- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor, whatever lies behind
 --          10 x COUNT young entries is never found.
 -- Memory: works when full

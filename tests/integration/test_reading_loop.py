@@ -175,6 +175,31 @@ def test_what_a_dead_reader_had_runs_alone_and_its_starts_are_noted_before(redis
     assert handled.starts == Counter(sent[1:])
 
 
+@pytest.mark.parametrize("suspect", [False, True])
+def test_whoever_has_a_message_next_is_told_of_failures_and_not_of_starts_that_asked_for_later(redis_url: str, link: Link, suspect: bool) -> None:
+    def act(message: StreamMessage) -> None:
+        if message.attempt <= 4:
+            raise RetryLater(0.001)
+        if message.attempt == 5 and not suspect:
+            raise ValueError("once")
+        raise RetryLater(600.0)
+
+    [sent] = send(link, 1)
+    if suspect:
+        dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
+        dead.ensure_group()
+        dead.read_new(1, None)
+        link.call("XCLAIM", KEYS.stream, KEYS.group, "dead", 0, sent, "IDLE", 10**9, "JUSTID")
+    first = Handled(act)
+    with loop_on(redis_url, first, max_attempts=2, idle_s=600.0) as loop:
+        until(lambda: loop.metrics()["failed"] == 5 + (not suspect))
+    assert int(link.call("HGET", KEYS.attempts, sent)) == (not suspect)
+    second = Handled()
+    with loop_on(redis_url, second, max_attempts=2, idle_s=600.0) as loop:
+        until(lambda: loop.metrics()["done"] == 1, lambda: letters(link))
+    assert second.starts == Counter([sent])
+
+
 def test_messages_in_work_are_touched_and_what_others_took_is_not_started(redis_url: str, link: Link, opened: threading.Event) -> None:
     handled = Handled(lambda message: opened.wait(PATIENCE_S))
     sent = send(link, 3)
