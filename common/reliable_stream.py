@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from common.attempts import decode
 from common.keys import Keys, LogKeys
 from common.message import EntryView
 from common.redis_client import Arg, Link
@@ -131,7 +132,7 @@ class ReliableStream:
             if isinstance(reply, Exception):
                 raise reply
         found = [Entry(*reply[0]) if reply else Entry(entry_id, None) for entry_id, reply in zip(ids, bodies, strict=True)]
-        return [StreamMessage(*entry, int(count or 0)) for entry, count in zip(found, charged, strict=True)]
+        return [StreamMessage(*entry, _failures(count or b"")) for entry, count in zip(found, charged, strict=True)]
 
     def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
         """Take over up to ``count`` entries that were idle for at least ``min_idle_ms``: their reader died, or gave them back.
@@ -143,7 +144,7 @@ class ReliableStream:
         args = (keys.group, self.reader, min_idle_ms, cursor, count)
         cursor, taken, gone = self._scripts.run("stream_claim", (keys.stream, keys.dead, keys.attempts), args)
         messages = [
-            StreamMessage(taken[at], taken[at + 1], int(taken[at + 3]), taken[at + 2] not in (RETURNED.encode(), self.reader.encode()))
+            StreamMessage(taken[at], taken[at + 1], _failures(taken[at + 3]), taken[at + 2] not in (RETURNED.encode(), self.reader.encode()))
             for at in range(0, len(taken), 4)
         ]
         return Claimed(cursor, messages, gone)
@@ -223,6 +224,11 @@ def goes_on_at(saved: Position | None, seen: bytes, span: Span | None) -> bytes:
 
 def _confirmed(ids: Sequence[bytes], replies: Sequence[int]) -> list[bytes]:
     return [entry_id for entry_id, reply in zip(ids, replies, strict=True) if reply]
+
+
+def _failures(noted: bytes) -> int:
+    """Of the attempts that are noted: also as consumers note them, who may have had the group before; what cannot be read stops no message."""
+    return decode(noted).failures
 
 
 def _flag(value: bool) -> str:

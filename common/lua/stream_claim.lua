@@ -16,7 +16,8 @@ at_full_memory(KEYS[3])
 local found = redis.call('XAUTOCLAIM', stream, group, ARGV[2], ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
 local taken, gone = {}, {}
 local function body_is_gone(id)
-  bury(KEYS[2], id, '', 'body_gone', '', redis.call('HGET', KEYS[3], id) or '0', owners[id] or '', now_ms(), now_ms(), nil)
+  local starts = string.match(redis.call('HGET', KEYS[3], id) or '', '^%d+') or '0'
+  bury(KEYS[2], id, '', 'body_gone', '', starts, owners[id] or '', now_ms(), now_ms(), nil)
   redis.call('XACK', stream, group, id)
   redis.call('HDEL', KEYS[3], id)
   gone[#gone + 1] = id

@@ -224,6 +224,17 @@ class TestClaiming:
         assert (claimed.cursor, pending(link)) == (ZERO, {b"b": sent})
         assert {row[3] for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10)} == {1}, "taking over is no delivery"
 
+    def test_what_consumers_noted_of_attempts_is_understood(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
+        """A master had the group before; and what nobody can read stops no message."""
+        sent = send(link, 1, 2, 3)
+        link.call("HSET", KEYS.attempts, sent[0], "3 2 1 0", sent[1], "three", sent[2], "4 4 0 0")
+        a.read_new(10, None)
+        make_idle(link, "a", *sent)
+        link.call("XDEL", KEYS.stream, sent[2])
+        assert [(one.stream_id, one.failures) for one in b.claim_idle(10, 60_000).messages] == [(sent[0], 2), (sent[1], 0)]
+        assert [one.failures for one in b.read_pending(10)] == [2, 0]
+        assert [letter[b"usher-attempts"] for letter in letters(link)] == [b"4"]
+
     def test_a_touch_keeps_others_away(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
         sent = send(link, 1, 2)
         a.read_new(10, None)
