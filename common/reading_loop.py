@@ -28,7 +28,7 @@ from typing import Any
 
 from common.backoff import backoff_s
 from common.clock import now_s
-from common.errors import GiveUp, RedisTrouble, RetryLater
+from common.errors import GiveUp, RedisTrouble, RetryLater, readable
 from common.health import Health, judge
 from common.log import event
 from common.printable import told
@@ -80,7 +80,7 @@ class StreamRunner(Service):
         try:
             self._handle(message)
         except BaseException as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
-            self._failed(message, problem)
+            self._failed(message, readable(problem))
         else:
             self._shared.metrics.handler_s += now_s() - began_s
             self._writer.done(message)  # first: when nothing runs any more, all that ended must be seen to be written
@@ -111,7 +111,7 @@ class StreamRunner(Service):
             self._give_up(message, "gave_up" if isinstance(problem, GiveUp) else "attempts_exhausted", error)
             return
         if isinstance(problem, RetryLater):
-            wait_s = max(0.0, problem.after_s)
+            wait_s = max(0.0, float(problem.after_s))
         else:
             wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, self._rng)
         if was_suspect or not isinstance(problem, RetryLater):

@@ -175,6 +175,21 @@ def test_what_a_dead_reader_had_runs_alone_and_its_starts_are_noted_before(redis
     assert handled.starts == Counter(sent[1:])
 
 
+def test_a_retry_later_that_does_not_say_when_is_a_failure_like_any_other(redis_url: str, link: Link) -> None:
+    class Later(RetryLater):
+        def __init__(self) -> None:
+            pass
+
+    def act(message: StreamMessage) -> None:
+        raise Later
+
+    [sent] = send(link, 1)
+    with loop_on(redis_url, Handled(act), max_attempts=2) as loop:
+        until(lambda: loop.metrics()["dead_letters"] == 1, lambda: loop.metrics())
+        assert loop.metrics()["held"] == 0
+    assert letters(link) == [(sent, "attempts_exhausted", "2")]
+
+
 @pytest.mark.parametrize("suspect", [False, True])
 def test_whoever_has_a_message_next_is_told_of_failures_and_not_of_starts_that_asked_for_later(redis_url: str, link: Link, suspect: bool) -> None:
     def act(message: StreamMessage) -> None:
