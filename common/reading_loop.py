@@ -8,15 +8,17 @@
     with MessageReadingLoop(url, "payments", "billing", handle, LoopOptions(threads=4)) as loop:
         loop.wait()
 
-To return is to be done; to raise is to be tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After
-``max_attempts`` failures a message becomes a dead letter. Everybody who runs such a loop on the same stream and group gets a share.
-When a process dies, what it had is taken over after ``idle_s``; these run one at a time, each start noted before, so that the one
-message that kills processes ends as a dead letter, and its neighbours do not. (Its first start, in the process that died, is not known
-to have happened, and does not count.) A delivery is never counted as an attempt.
+Handlers are plain functions: one that is ``async def``, or a generator, is refused. To return is to be done; to raise is to be
+tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After ``max_attempts`` failures a message becomes a dead
+letter. Everybody who runs such a loop on the same stream and group gets a share. When a process dies, what it had is taken over
+after ``idle_s``; these run one at a time, each start noted before, so that the one message that kills processes ends as a dead
+letter, and its neighbours do not. (Its first start, in the process that died, is not known to have happened, and does not count.) A
+delivery is never counted as an attempt.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import random
@@ -43,6 +45,7 @@ __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
 log = logging.getLogger(__name__)
 
 Handle = Callable[[StreamMessage], Any]
+_PLAIN = "a reading loop takes plain functions, no `async def` and no generator"
 _POLL_S = 0.02
 #: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies between.
 _FRESH_PART = 0.8
@@ -78,7 +81,7 @@ class StreamRunner(Service):
             return 0.0
         began_s = now_s()
         try:
-            self._handle(message)
+            _check_ran(self._handle(message))
         except BaseException as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
             self._failed(message, readable(problem))
         else:
@@ -125,14 +128,29 @@ class StreamRunner(Service):
         self._shared.board.ended(message)
 
 
+def _check_ran(result: object) -> None:
+    """Raise TypeError when what a handler returned shows that nothing of it ran: its message would count as done."""
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()  # else Python warns, somewhere else, that it was never awaited
+        raise TypeError(f"the handler returned {type(result).__name__!r}, so nothing of the message was done: {_PLAIN}")
+
+
+def _check_plain(handle: Handle) -> None:
+    for function in (handle, getattr(handle, "__call__", None)):  # noqa: B004
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"calling this handler would run nothing of it: {_PLAIN}")
+
+
 class MessageReadingLoop:
     """Reads a stream as one of a group, and calls ``handle`` with every message, on ``options.threads`` threads.
 
     ``url`` of Redis as USHER_REDIS_URL takes it. Begin it with ``with`` or ``start``; ``stop`` ends it once and for all. ``name`` is the
-    beginning of its name in the group. Raises ValueError for a URL that cannot be read.
+    beginning of its name in the group. Raises ValueError for a URL that cannot be read, TypeError for a handler that calling does not run.
     """
 
     def __init__(self, url: str, stream: str, group: str, handle: Handle, options: LoopOptions | None = None, name: str = "") -> None:
+        _check_plain(handle)
         options = options or LoopOptions()
         self.reader_name = reader_name(name)
         self._options = options

@@ -20,7 +20,8 @@ Redis is away, or its reply is lost            SinkNotNow; the next try finds th
 =============================================  =====================================================================================
 
 Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them (all messages without a ticket share one such set); the fence as
-long. A repeat that comes later is applied again. The promise is as durable as that Redis: what a failover or a power loss takes away, it takes with its effect, in the same step.
+long. A repeat that comes later is applied again. The promise is as durable as that Redis: what a failover or a power loss takes away, it takes with
+its effect, in the same step.
 """
 
 from __future__ import annotations

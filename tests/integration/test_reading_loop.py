@@ -190,6 +190,24 @@ def test_a_retry_later_that_does_not_say_when_is_a_failure_like_any_other(redis_
     assert letters(link) == [(sent, "attempts_exhausted", "2")]
 
 
+def test_a_handler_of_which_a_call_runs_nothing_is_refused_and_no_message_counts_as_done(redis_url: str, link: Link) -> None:
+    async def waits(message: StreamMessage) -> None: ...
+
+    def yields(message: StreamMessage) -> Iterator[None]:
+        yield
+
+    class Waits:
+        async def __call__(self, message: StreamMessage) -> None: ...
+
+    for handle in (waits, yields, Waits()):
+        with pytest.raises(TypeError, match="plain functions"):
+            loop_on(redis_url, handle)
+    [sent] = send(link, 1)
+    with loop_on(redis_url, lambda message: waits(message), max_attempts=2) as loop:  # only what it returns shows it
+        until(lambda: loop.metrics()["dead_letters"] == 1, lambda: loop.metrics())
+    assert letters(link) == [(sent, "attempts_exhausted", "2")]
+
+
 @pytest.mark.parametrize("suspect", [False, True])
 def test_whoever_has_a_message_next_is_told_of_failures_and_not_of_starts_that_asked_for_later(redis_url: str, link: Link, suspect: bool) -> None:
     def act(message: StreamMessage) -> None:
