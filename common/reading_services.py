@@ -39,7 +39,7 @@ class LoopOptions:
     retry_cap_s: float = 60.0
     idle_s: float = 60.0  # entries that nobody touched for so long are taken over
     claim_every_s: float = 5.0  # how often they are looked for
-    remove: bool = False  # acknowledged entries leave the stream too (unless another group reads it); dead letters always do
+    remove: bool = False  # acknowledged entries leave the stream too (unless another group reads it); dead letters always do, if they are whole
     grace_s: float = 20.0  # at a stop: time for running handlers to finish
 
     def __post_init__(self) -> None:

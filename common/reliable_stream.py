@@ -164,7 +164,8 @@ class ReliableStream:
     def move_to_dead_letters(
         self, messages: Sequence[StreamMessage], reason: str, errors: Mapping[bytes, str] | None = None, remove: bool = True
     ) -> list[bytes]:
-        """Give these up: each becomes a dead letter with ``reason`` and the error of its id, and leaves group and stream, in one step.
+        """Give these up: each becomes a dead letter with ``reason`` and the error of its id, and leaves group and stream, in one step. One with too
+        many fields for a letter stays in the stream.
 
         Returns the ids of which letters were written; the others are not this reader's (any more).
         """

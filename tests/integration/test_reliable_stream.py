@@ -12,6 +12,7 @@ from common.redis_client import CommandRefused, Link
 from common.reliable_stream import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at, reader_name
 from common.stream_id import ZERO, Position, Span
 from common.streams import pairs
+from master.dead_letters import DeadLetters
 from tests.integration.memory import full_memory
 
 KEYS = Keys("payments", "billing")
@@ -185,6 +186,17 @@ class TestDeadLetters:
         }  # fmt: skip
         assert (second[b"usher-id"], second[b"usher-error"]) == (sent[1], b"")
         assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 0)
+
+    def test_one_of_too_many_fields_for_its_letter_stays_in_the_stream_and_can_be_redriven(self, link: Link, a: ReliableStream) -> None:
+        fields = [part for number in range(3100) for part in (f"f{number}", number)]
+        sent = [*send(link, 1), link.call("XADD", KEYS.stream, "2-0", *fields)]
+        assert a.move_to_dead_letters(a.read_new(10, None), "gave_up") == sent
+        assert (pending(link), [row[0] for row in link.call("XRANGE", KEYS.stream, "-", "+")]) == ({}, sent[1:])
+        [_, letter_id] = [row[0] for row in link.call("XRANGE", KEYS.dead, "-", "+")]
+        [outcome] = DeadLetters(link, KEYS).redrive([letter_id])
+        assert outcome.word == "added"
+        [again] = a.read_new(10, None)
+        assert (len(again.fields), again.uid) == (3101, "2-0")
 
     def test_when_the_letter_cannot_be_written_nothing_happens(self, link: Link, a: ReliableStream) -> None:
         sent = send(link, 1)
