@@ -42,6 +42,12 @@ def test_ids_of_letters_and_of_their_messages_stay_whole(world: World) -> None:
     assert _ID.decode() in words
 
 
+def test_a_rate_that_is_no_number_is_refused_and_makes_no_rule(world: World) -> None:
+    refused = shown(world, "slow", "42", "--rate", "nan")
+    assert (refused.exit_code, world.link.call("EXISTS", world.keys.rules)) == (2, 0)
+    assert "Invalid value for '--rate': 'nan' is no number" in refused.output
+
+
 def test_ids_of_messages_incarnations_and_rules_stay_whole(world: World) -> None:
     world.join("a-consumer")
     world.owned(world.elect(), world.join("another-one"), _TICKET, _ID)
