@@ -42,6 +42,14 @@ def test_ids_of_letters_and_of_their_messages_stay_whole(world: World) -> None:
     assert _ID.decode() in words
 
 
+@pytest.mark.parametrize("what", ["show", "redrive", "drop"])
+@pytest.mark.parametrize("text", ["99999999999999999999-0", "1", "1-x", "\uff11-0"])
+def test_what_is_no_id_of_a_letter_is_refused_in_one_line(world: World, what: str, text: str) -> None:
+    refused = shown(world, "dead", what, text)
+    assert (refused.exit_code, type(refused.exception)) == (2, SystemExit)
+    assert "is not the id of a letter" in refused.output
+
+
 def test_a_rate_that_is_no_number_is_refused_and_makes_no_rule(world: World) -> None:
     refused = shown(world, "slow", "42", "--rate", "nan")
     assert (refused.exit_code, world.link.call("EXISTS", world.keys.rules)) == (2, 0)
