@@ -53,6 +53,16 @@ def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_
     assert accounts(engine) == {"T": 1}
 
 
+@pytest.mark.parametrize("use", [lambda session: object() in session, list])
+def test_every_use_of_the_session_ends_the_block_of_a_repeat(sink: SqlSink, handle: Callable[[Mark], None], use: Callable[[Any], Any]) -> None:
+    handle(Mark("T", "a", 1))
+    with sink.transaction(Mark("T", "a", 1)) as session:
+        use(session)
+        pytest.fail("the block went on")
+    with sink.transaction(Mark("T", "a", 1)) as session, session:
+        pytest.fail("the block went on")
+
+
 def test_a_lower_fence_stores_nothing(engine: sa.Engine, handle: Callable[[Mark], None]) -> None:
     handle(Mark("T", "a", 7))
     with pytest.raises(StaleFence) as stale:
