@@ -236,11 +236,14 @@ class MessageReadingLoop:
     def _leave(self) -> str:
         """Give back what waits, and leave the group. Returns what went wrong; whoever claims idle entries does the rest then."""
         try:
-            quiet = self._shared.board.quiet()
+            board, stream = self._shared.board, self._end_stream
+            quiet = board.quiet()
             for is_suspect in (False, True):
-                self._end_stream.give_back([message.stream_id for message in quiet if message.is_suspect is is_suspect], is_suspect)
-            if not self._shared.board.running:
-                self._end_stream.leave()
+                stream.give_back([message.stream_id for message in quiet if message.is_suspect is is_suspect], is_suspect)
+            # What a read brought that was broken off by the stop, nobody here has seen.
+            stream.give_back(stream.pending(board.known_ids()), self._reader.has_claimed_unseen)
+            if not board.running:
+                stream.leave()
         except (RedisTrouble, CommandRefused) as trouble:
             return str(trouble)
         return ""

@@ -92,6 +92,11 @@ class StreamReader(Service):
         self._position_is_old = False
         self.stalls_after_s = 10.0 + shared.options.block_s
 
+    @property
+    def has_claimed_unseen(self) -> bool:
+        """Whether what is pending for us unseen may be of a dead reader."""
+        return self._unsure_of_claim or self.alive
+
     def run_once(self) -> float:
         try:
             return self._turn()

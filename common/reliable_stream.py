@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from common.attempts import decode
@@ -114,14 +114,24 @@ class ReliableStream:
         The bodies are read from the stream: reading them from the pending list would count as a delivery.
         """
         wanted: list[bytes] = []
-        start: bytes = b"-"
-        while len(wanted) < count:
-            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PAGE, self.reader)
-            wanted += [row[0] for row in rows if row[0] not in exclude]
-            if len(rows) < _PAGE:
+        for page in self._pending():
+            wanted += [entry_id for entry_id in page if entry_id not in exclude]
+            if len(wanted) >= count:
                 break
-            start = b"(" + rows[-1][0]
         return self._with_bodies(wanted[:count])
+
+    def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
+        """The ids of all that is pending for this reader, oldest first, but for those of ``exclude``."""
+        return [entry_id for page in self._pending() for entry_id in page if entry_id not in exclude]
+
+    def _pending(self) -> Iterator[list[bytes]]:
+        start: bytes = b"-"
+        while True:
+            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PAGE, self.reader)
+            yield [row[0] for row in rows]
+            if len(rows) < _PAGE:
+                return
+            start = b"(" + rows[-1][0]
 
     def _with_bodies(self, ids: Sequence[bytes]) -> list[StreamMessage]:
         if not ids:

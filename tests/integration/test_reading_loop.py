@@ -143,6 +143,33 @@ def test_a_stop_lets_what_runs_finish_and_gives_the_rest_to_others_at_once(redis
     assert {attempts[0] for attempts in second.attempts.values()} == {1}, "never started before: nobody is charged for that"
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+def test_what_a_read_brings_that_a_stop_breaks_off_goes_to_others_at_once_too(redis_url: str, link: Link, claimed: bool) -> None:
+    sent = [bytes(link.call("XADD", KEYS.stream, "*", "body", "seen by nobody")).decode() for _ in range(3)]
+    if claimed:
+        dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
+        dead.ensure_group()
+        dead.read_new(10, None)
+        link.call("XCLAIM", KEYS.stream, KEYS.group, "dead", 0, *sent, "IDLE", 10**9, "JUSTID")
+    on_its_way = threading.Event()
+
+    def is_late(chunk: bytes) -> bytes | None:
+        if chunk.count(b"seen by nobody") == 3:  # XINFO STREAM has the first and the last one
+            on_its_way.set()
+            time.sleep(1.0)
+        return chunk
+
+    first, second = Handled(), Handled()
+    with Proxy(redis_url) as proxy:
+        proxy.on_reply = is_late
+        with loop_on(proxy.url, first, idle_s=600.0):
+            assert on_its_way.wait(PATIENCE_S)
+    suspects = []
+    with loop_on(redis_url, lambda message: (suspects.append(message.is_suspect), second(message)), idle_s=600.0) as loop:
+        until(lambda: loop.metrics()["done"] == 3, lambda: loop.metrics())
+    assert (first.starts, second.starts, suspects) == (Counter(), Counter(sent), [claimed] * 3)
+
+
 def test_what_a_dead_reader_had_runs_alone_and_its_starts_are_noted_before(redis_url: str, link: Link) -> None:
     sent = send(link, 6)
     dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
