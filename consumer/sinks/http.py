@@ -5,6 +5,7 @@ The handler's side::
     def handle(message):
         answer = requests.post("https://payments/charges", json=message.json(), headers=headers(message), timeout=10)
         refuse_by_status(message, answer.status_code)
+        answer.raise_for_status()                                # what else is refused (400, 401, 404) must not count as done
 
 The service's side, with the SQL sink in its own database (here with Flask)::
 
@@ -66,7 +67,8 @@ def received(given: Mapping[str, str]) -> Received:
 
 
 def refuse_by_status(message: Marked, status: int) -> None:
-    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx; nothing otherwise."""
+    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx. Nothing
+    otherwise: whether another refusal is an error, a GiveUp or fine, the handler knows."""
     if status == 409:
         raise StaleFence(message)
     if status in (408, 425, 429) or status >= 500:
