@@ -296,3 +296,16 @@ def test_an_async_function_is_told_where_to_go(sink: SqlSink) -> None:
 
     with pytest.raises(SinkMisused, match="AsyncSqlSink"):
         sink.exactly_once(handle)
+
+
+def test_a_database_that_takes_no_writes_is_not_now_and_goes_on_when_it_does(engine: sa.Engine, database_url: str, sink: SqlSink) -> None:
+    """A standby that a failover has not promoted yet, or a server that was set so because its disk is nearly full."""
+    if engine.dialect.name == "sqlite":
+        standby = sa.create_engine(f"{database_url.replace('///', '///file:')}?mode=ro&uri=true")
+    else:
+        standby = sa.create_engine(database_url, connect_args={"options": "-c default_transaction_read_only=on"})
+    with pytest.raises(SinkNotNow, match="cannot be reached"):
+        SqlSink(standby).exactly_once(add)(Mark("T", "a", 1))
+    sink.exactly_once(add)(Mark("T", "a", 1))
+    assert accounts(engine) == {"T": 1}
+    standby.dispose()
