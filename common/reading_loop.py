@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import os
 import random
 import threading
 import time
@@ -153,13 +154,16 @@ class MessageReadingLoop:
         _check_plain(handle)
         options = options or LoopOptions()
         self.reader_name = reader_name(name)
+        self._prefix, self._made_in = name, os.getpid()
+        self._streams: list[ReliableStream] = []
         self._options = options
         self._shared = Shared(options, ReadingBoard(options.queue, options.idle_s * _FRESH_PART))
         self._over = threading.Event()
 
         def part(role: str) -> tuple[Link, ReliableStream]:
             link = Link(url, f"reader:{self.reader_name}:{role}")
-            return link, ReliableStream(link, stream, group, self.reader_name)
+            self._streams.append(ReliableStream(link, stream, group, self.reader_name))
+            return link, self._streams[-1]
 
         self._reader = StreamReader(*part("read"), self._shared)
         self._writer = StreamWriter(*part("write"), self._shared)
@@ -175,6 +179,10 @@ class MessageReadingLoop:
 
     def start(self) -> None:
         """Begin. Returns at once; while Redis cannot be reached it is tried again and again."""
+        if os.getpid() != self._made_in:  # forked since: its siblings must not take its messages for theirs
+            self.reader_name = reader_name(self._prefix)
+            for stream in self._streams:
+                stream.reader = self.reader_name
         for service in self._services:
             service.start()
         event(log, "reading_loop_starts", reader=self.reader_name)

@@ -143,33 +143,6 @@ def test_a_stop_lets_what_runs_finish_and_gives_the_rest_to_others_at_once(redis
     assert {attempts[0] for attempts in second.attempts.values()} == {1}, "never started before: nobody is charged for that"
 
 
-@pytest.mark.parametrize("claimed", [False, True])
-def test_what_a_read_brings_that_a_stop_breaks_off_goes_to_others_at_once_too(redis_url: str, link: Link, claimed: bool) -> None:
-    sent = [bytes(link.call("XADD", KEYS.stream, "*", "body", "seen by nobody")).decode() for _ in range(3)]
-    if claimed:
-        dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
-        dead.ensure_group()
-        dead.read_new(10, None)
-        link.call("XCLAIM", KEYS.stream, KEYS.group, "dead", 0, *sent, "IDLE", 10**9, "JUSTID")
-    on_its_way = threading.Event()
-
-    def is_late(chunk: bytes) -> bytes | None:
-        if chunk.count(b"seen by nobody") == 3:  # XINFO STREAM has the first and the last one
-            on_its_way.set()
-            time.sleep(1.0)
-        return chunk
-
-    first, second = Handled(), Handled()
-    with Proxy(redis_url) as proxy:
-        proxy.on_reply = is_late
-        with loop_on(proxy.url, first, idle_s=600.0):
-            assert on_its_way.wait(PATIENCE_S)
-    suspects = []
-    with loop_on(redis_url, lambda message: (suspects.append(message.is_suspect), second(message)), idle_s=600.0) as loop:
-        until(lambda: loop.metrics()["done"] == 3, lambda: loop.metrics())
-    assert (first.starts, second.starts, suspects) == (Counter(), Counter(sent), [claimed] * 3)
-
-
 def test_what_a_dead_reader_had_runs_alone_and_its_starts_are_noted_before(redis_url: str, link: Link) -> None:
     sent = send(link, 6)
     dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
@@ -233,31 +206,6 @@ def test_a_handler_of_which_a_call_runs_nothing_is_refused_and_no_message_counts
     with loop_on(redis_url, lambda message: waits(message), max_attempts=2) as loop:  # only what it returns shows it
         until(lambda: loop.metrics()["dead_letters"] == 1, lambda: loop.metrics())
     assert letters(link) == [(sent, "attempts_exhausted", "2")]
-
-
-@pytest.mark.parametrize("suspect", [False, True])
-def test_whoever_has_a_message_next_is_told_of_failures_and_not_of_starts_that_asked_for_later(redis_url: str, link: Link, suspect: bool) -> None:
-    def act(message: StreamMessage) -> None:
-        if message.attempt <= 4:
-            raise RetryLater(0.001)
-        if message.attempt == 5 and not suspect:
-            raise ValueError("once")
-        raise RetryLater(600.0)
-
-    [sent] = send(link, 1)
-    if suspect:
-        dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
-        dead.ensure_group()
-        dead.read_new(1, None)
-        link.call("XCLAIM", KEYS.stream, KEYS.group, "dead", 0, sent, "IDLE", 10**9, "JUSTID")
-    first = Handled(act)
-    with loop_on(redis_url, first, max_attempts=2, idle_s=600.0) as loop:
-        until(lambda: loop.metrics()["failed"] == 5 + (not suspect))
-    assert int(link.call("HGET", KEYS.attempts, sent)) == (not suspect)
-    second = Handled()
-    with loop_on(redis_url, second, max_attempts=2, idle_s=600.0) as loop:
-        until(lambda: loop.metrics()["done"] == 1, lambda: letters(link))
-    assert second.starts == Counter([sent])
 
 
 def test_messages_in_work_are_touched_and_what_others_took_is_not_started(redis_url: str, link: Link, opened: threading.Event) -> None:
