@@ -90,6 +90,16 @@ class RetryLater(UsherError):
         super().__init__(reason or f"the handler asked to be called again in {after_s:g} s")
 
 
+def readable(raised: BaseException) -> BaseException:
+    """``raised``, or what a RetryLater is that does not say when: a handler's own kind of it may never have called ours."""
+    if isinstance(raised, RetryLater):
+        try:
+            float(raised.after_s)
+        except Exception as problem:
+            return TypeError(f"{type(raised).__name__} is a RetryLater whose after_s is no number of seconds ({type(problem).__name__})")
+    return raised
+
+
 class PartialFailure(UsherError):
     """Raised by a batch handler: these messages of the call failed, all others are done.
 

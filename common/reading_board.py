@@ -53,6 +53,11 @@ class ReadingBoard:
         with self._changed:
             return list(self._held)
 
+    def known_ids(self) -> set[bytes]:
+        """What is held, and what runs although it was dropped."""
+        with self._changed:
+            return {*self._held, *self._running}
+
     def drop(self, ids: Iterable[bytes]) -> None:
         """Redis has these as done, or somebody else has them: nothing of them starts here any more. What runs, runs on."""
         with self._changed:

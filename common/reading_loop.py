@@ -8,17 +8,20 @@
     with MessageReadingLoop(url, "payments", "billing", handle, LoopOptions(threads=4)) as loop:
         loop.wait()
 
-To return is to be done; to raise is to be tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After
-``max_attempts`` failures a message becomes a dead letter. Everybody who runs such a loop on the same stream and group gets a share.
-When a process dies, what it had is taken over after ``idle_s``; these run one at a time, each start noted before, so that the one
-message that kills processes ends as a dead letter, and its neighbours do not. (Its first start, in the process that died, is not known
-to have happened, and does not count.) A delivery is never counted as an attempt.
+Handlers are plain functions: one that is ``async def``, or a generator, is refused. To return is to be done; to raise is to be
+tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After ``max_attempts`` failures a message becomes a dead
+letter. Everybody who runs such a loop on the same stream and group gets a share. When a process dies, what it had is taken over
+after ``idle_s``; these run one at a time, each start noted before, so that the one message that kills processes ends as a dead
+letter, and its neighbours do not. (Its first start, in the process that died, is not known to have happened, and does not count.) A
+delivery is never counted as an attempt.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
+import os
 import random
 import threading
 import time
@@ -28,7 +31,7 @@ from typing import Any
 
 from common.backoff import backoff_s
 from common.clock import now_s
-from common.errors import GiveUp, RedisTrouble, RetryLater
+from common.errors import GiveUp, RedisTrouble, RetryLater, readable
 from common.health import Health, judge
 from common.log import event
 from common.printable import told
@@ -43,6 +46,7 @@ __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
 log = logging.getLogger(__name__)
 
 Handle = Callable[[StreamMessage], Any]
+_PLAIN = "a reading loop takes plain functions, no `async def` and no generator"
 _POLL_S = 0.02
 #: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies between.
 _FRESH_PART = 0.8
@@ -78,10 +82,9 @@ class StreamRunner(Service):
             return 0.0
         began_s = now_s()
         try:
-            self._handle(message)
+            _check_ran(self._handle(message))
         except BaseException as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
-            message.is_suspect = False
-            self._failed(message, problem)
+            self._failed(message, readable(problem))
         else:
             self._shared.metrics.handler_s += now_s() - began_s
             self._writer.done(message)  # first: when nothing runs any more, all that ended must be seen to be written
@@ -104,6 +107,7 @@ class StreamRunner(Service):
 
     def _failed(self, message: StreamMessage, problem: BaseException) -> None:
         options = self._shared.options
+        was_suspect, message.is_suspect = message.is_suspect, False
         self._shared.metrics.failed += 1
         error = told(problem)
         message.failures += not isinstance(problem, RetryLater)
@@ -111,10 +115,11 @@ class StreamRunner(Service):
             self._give_up(message, "gave_up" if isinstance(problem, GiveUp) else "attempts_exhausted", error)
             return
         if isinstance(problem, RetryLater):
-            wait_s = max(0.0, problem.after_s)
+            wait_s = max(0.0, float(problem.after_s))
         else:
             wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, self._rng)
-            self._writer.charge(message)
+        if was_suspect or not isinstance(problem, RetryLater):
+            self._writer.charge(message)  # a suspect's start was noted as one that fails
         event(log, "handler_failed", level=logging.WARNING, id=message.id, attempt=message.attempt, error=error[:500], retry_in_s=wait_s)
         self._shared.board.again(message, now_s() + wait_s)
 
@@ -124,23 +129,41 @@ class StreamRunner(Service):
         self._shared.board.ended(message)
 
 
+def _check_ran(result: object) -> None:
+    """Raise TypeError when what a handler returned shows that nothing of it ran: its message would count as done."""
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()  # else Python warns, somewhere else, that it was never awaited
+        raise TypeError(f"the handler returned {type(result).__name__!r}, so nothing of the message was done: {_PLAIN}")
+
+
+def _check_plain(handle: Handle) -> None:
+    for function in (handle, getattr(handle, "__call__", None)):  # noqa: B004
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"calling this handler would run nothing of it: {_PLAIN}")
+
+
 class MessageReadingLoop:
     """Reads a stream as one of a group, and calls ``handle`` with every message, on ``options.threads`` threads.
 
     ``url`` of Redis as USHER_REDIS_URL takes it. Begin it with ``with`` or ``start``; ``stop`` ends it once and for all. ``name`` is the
-    beginning of its name in the group. Raises ValueError for a URL that cannot be read.
+    beginning of its name in the group. Raises ValueError for a URL that cannot be read, TypeError for a handler that calling does not run.
     """
 
     def __init__(self, url: str, stream: str, group: str, handle: Handle, options: LoopOptions | None = None, name: str = "") -> None:
+        _check_plain(handle)
         options = options or LoopOptions()
         self.reader_name = reader_name(name)
+        self._prefix, self._made_in = name, os.getpid()
+        self._streams: list[ReliableStream] = []
         self._options = options
         self._shared = Shared(options, ReadingBoard(options.queue, options.idle_s * _FRESH_PART))
         self._over = threading.Event()
 
         def part(role: str) -> tuple[Link, ReliableStream]:
             link = Link(url, f"reader:{self.reader_name}:{role}")
-            return link, ReliableStream(link, stream, group, self.reader_name)
+            self._streams.append(ReliableStream(link, stream, group, self.reader_name))
+            return link, self._streams[-1]
 
         self._reader = StreamReader(*part("read"), self._shared)
         self._writer = StreamWriter(*part("write"), self._shared)
@@ -148,7 +171,7 @@ class MessageReadingLoop:
         self._end_link, self._end_stream = part("end")
 
         def note(message: StreamMessage) -> bool:  # a suspect runs alone, so only one thread at a time is in here
-            return not note_stream.charge({message.stream_id: message.attempt})
+            return not note_stream.charge({message.stream_id: message.failures + 1})
 
         self._runners = [StreamRunner(number, handle, self._shared, self._writer, note) for number in range(options.threads)]
 
@@ -156,6 +179,10 @@ class MessageReadingLoop:
 
     def start(self) -> None:
         """Begin. Returns at once; while Redis cannot be reached it is tried again and again."""
+        if os.getpid() != self._made_in:  # forked since: its siblings must not take its messages for theirs
+            self.reader_name = reader_name(self._prefix)
+            for stream in self._streams:
+                stream.reader = self.reader_name
         for service in self._services:
             service.start()
         event(log, "reading_loop_starts", reader=self.reader_name)
@@ -217,11 +244,14 @@ class MessageReadingLoop:
     def _leave(self) -> str:
         """Give back what waits, and leave the group. Returns what went wrong; whoever claims idle entries does the rest then."""
         try:
-            quiet = self._shared.board.quiet()
+            board, stream = self._shared.board, self._end_stream
+            quiet = board.quiet()
             for is_suspect in (False, True):
-                self._end_stream.give_back([message.stream_id for message in quiet if message.is_suspect is is_suspect], is_suspect)
-            if not self._shared.board.running:
-                self._end_stream.leave()
+                stream.give_back([message.stream_id for message in quiet if message.is_suspect is is_suspect], is_suspect)
+            # What a read brought that was broken off by the stop, nobody here has seen.
+            stream.give_back(stream.pending(board.known_ids()), self._reader.has_claimed_unseen)
+            if not board.running:
+                stream.leave()
         except (RedisTrouble, CommandRefused) as trouble:
             return str(trouble)
         return ""

@@ -39,7 +39,7 @@ class LoopOptions:
     retry_cap_s: float = 60.0
     idle_s: float = 60.0  # entries that nobody touched for so long are taken over
     claim_every_s: float = 5.0  # how often they are looked for
-    remove: bool = False  # acknowledged entries leave the stream too (unless another group reads it); dead letters always do
+    remove: bool = False  # acknowledged entries leave the stream too (unless another group reads it); dead letters always do, if they are whole
     grace_s: float = 20.0  # at a stop: time for running handlers to finish
 
     def __post_init__(self) -> None:
@@ -91,6 +91,11 @@ class StreamReader(Service):
         self._position_s = 0.0
         self._position_is_old = False
         self.stalls_after_s = 10.0 + shared.options.block_s
+
+    @property
+    def has_claimed_unseen(self) -> bool:
+        """Whether what is pending for us unseen may be of a dead reader."""
+        return self._unsure_of_claim or self.alive
 
     def run_once(self) -> float:
         try:
@@ -206,7 +211,7 @@ class StreamWriter(Service):
         self.wake()
 
     def charge(self, message: StreamMessage) -> None:
-        self._charges.append((message.stream_id, message.attempt))
+        self._charges.append((message.stream_id, message.failures))
         self.wake()
 
     @property

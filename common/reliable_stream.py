@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from common.attempts import decode
 from common.keys import Keys, LogKeys
 from common.message import EntryView
 from common.redis_client import Arg, Link
@@ -37,10 +38,10 @@ class StreamMessage(EntryView):
 
     __slots__ = ("attempt", "failures", "first_ms", "is_suspect", "last_ms")
 
-    def __init__(self, stream_id: bytes, flat: list[bytes] | None, attempts: int = 0, is_suspect: bool = False) -> None:
+    def __init__(self, stream_id: bytes, flat: list[bytes] | None, failures: int = 0, is_suspect: bool = False) -> None:
         super().__init__(stream_id, flat)
-        self.attempt = attempts  # of former readers; counted up at each start
-        self.failures = attempts
+        self.failures = failures  # of former readers too
+        self.attempt = failures  # counted up at each start; those of former readers that asked to be called later are not known
         self.is_suspect = is_suspect  # its former reader died with it, and may have died of it
         self.first_ms = self.last_ms = 0
 
@@ -113,14 +114,24 @@ class ReliableStream:
         The bodies are read from the stream: reading them from the pending list would count as a delivery.
         """
         wanted: list[bytes] = []
-        start: bytes = b"-"
-        while len(wanted) < count:
-            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PAGE, self.reader)
-            wanted += [row[0] for row in rows if row[0] not in exclude]
-            if len(rows) < _PAGE:
+        for page in self._pending():
+            wanted += [entry_id for entry_id in page if entry_id not in exclude]
+            if len(wanted) >= count:
                 break
-            start = b"(" + rows[-1][0]
         return self._with_bodies(wanted[:count])
+
+    def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
+        """The ids of all that is pending for this reader, oldest first, but for those of ``exclude``."""
+        return [entry_id for page in self._pending() for entry_id in page if entry_id not in exclude]
+
+    def _pending(self) -> Iterator[list[bytes]]:
+        start: bytes = b"-"
+        while True:
+            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PAGE, self.reader)
+            yield [row[0] for row in rows]
+            if len(rows) < _PAGE:
+                return
+            start = b"(" + rows[-1][0]
 
     def _with_bodies(self, ids: Sequence[bytes]) -> list[StreamMessage]:
         if not ids:
@@ -131,7 +142,7 @@ class ReliableStream:
             if isinstance(reply, Exception):
                 raise reply
         found = [Entry(*reply[0]) if reply else Entry(entry_id, None) for entry_id, reply in zip(ids, bodies, strict=True)]
-        return [StreamMessage(*entry, int(count or 0)) for entry, count in zip(found, charged, strict=True)]
+        return [StreamMessage(*entry, _failures(count or b"")) for entry, count in zip(found, charged, strict=True)]
 
     def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
         """Take over up to ``count`` entries that were idle for at least ``min_idle_ms``: their reader died, or gave them back.
@@ -143,7 +154,7 @@ class ReliableStream:
         args = (keys.group, self.reader, min_idle_ms, cursor, count)
         cursor, taken, gone = self._scripts.run("stream_claim", (keys.stream, keys.dead, keys.attempts), args)
         messages = [
-            StreamMessage(taken[at], taken[at + 1], int(taken[at + 3]), taken[at + 2] not in (RETURNED.encode(), self.reader.encode()))
+            StreamMessage(taken[at], taken[at + 1], _failures(taken[at + 3]), taken[at + 2] not in (RETURNED.encode(), self.reader.encode()))
             for at in range(0, len(taken), 4)
         ]
         return Claimed(cursor, messages, gone)
@@ -163,7 +174,8 @@ class ReliableStream:
     def move_to_dead_letters(
         self, messages: Sequence[StreamMessage], reason: str, errors: Mapping[bytes, str] | None = None, remove: bool = True
     ) -> list[bytes]:
-        """Give these up: each becomes a dead letter with ``reason`` and the error of its id, and leaves group and stream, in one step.
+        """Give these up: each becomes a dead letter with ``reason`` and the error of its id, and leaves group and stream, in one step. One with too
+        many fields for a letter stays in the stream.
 
         Returns the ids of which letters were written; the others are not this reader's (any more).
         """
@@ -177,7 +189,7 @@ class ReliableStream:
         return _confirmed([message.stream_id for message in messages], self._scripts.run("stream_bury", script_keys, args))
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
-        """Note attempts by id, for whoever has the message next. Returns ids that are not this reader's."""
+        """Note attempts that failed, by id, for whoever has the message next. Returns ids that are not this reader's."""
         args = [part for pair in attempts.items() for part in pair]
         keys = (self._keys.stream, self._keys.attempts)
         return list(self._scripts.run("stream_charge", keys, (self._keys.group, self.reader, *args))) if attempts else []
@@ -223,6 +235,11 @@ def goes_on_at(saved: Position | None, seen: bytes, span: Span | None) -> bytes:
 
 def _confirmed(ids: Sequence[bytes], replies: Sequence[int]) -> list[bytes]:
     return [entry_id for entry_id, reply in zip(ids, replies, strict=True) if reply]
+
+
+def _failures(noted: bytes) -> int:
+    """Of the attempts that are noted: also as consumers note them, who may have had the group before; what cannot be read stops no message."""
+    return decode(noted).failures
 
 
 def _flag(value: bool) -> str:

@@ -15,6 +15,8 @@ import sqlalchemy as sa
 #: the server stops or starts, no connection is free, the disk or the memory is full, the session was ended because it stood still.
 _AGAIN = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "53100", "53200", "53300", "25P03", "25P04"})
 _CONNECTION = "08"
+#: The server takes no writes: it is a standby (a failover under way), or was set so because its disk is nearly full. As SQLite's read-only file.
+_READ_ONLY = "25006"
 #: What SQLite says of a file that cannot be used now. Names of its errors came with Python 3.11.
 _FILE_ERRORS = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PROTOCOL")
 _FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database")
@@ -56,7 +58,7 @@ def passing(error: BaseException) -> Passing | None:
     if state in _AGAIN and not error.connection_invalidated:
         return Passing(Why.GIVEN_UP, f"({state}) {told}")
     # libpq has no code for a connection that could not be made.
-    is_away = error.connection_invalidated or state in _AGAIN or state.startswith(_CONNECTION)
+    is_away = error.connection_invalidated or state in (*_AGAIN, _READ_ONLY) or state.startswith(_CONNECTION)
     return Passing(Why.AWAY, told) if is_away or (isinstance(error, sa.exc.OperationalError) and not state) else None
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from common.attempts import Attempts
 from common.clock import now_s
-from common.errors import GiveUp, RedisTrouble, RetryLater
+from common.errors import GiveUp, RedisTrouble, RetryLater, readable
 from common.log import event, in_hand
 from common.printable import told
 from common.redis_client import CommandRefused
@@ -23,7 +23,7 @@ from common.run_log import FAILED, GAVE_UP, RETRY_LATER
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.policy.acks import Failure, Finished, Success
-from consumer.policy.outcome import Bury, RetryPolicy, decide, readable, unended
+from consumer.policy.outcome import Bury, RetryPolicy, decide, unended
 from consumer.policy.quarantine import Isolation, isolation
 from consumer.tracing import traced
 

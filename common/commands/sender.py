@@ -83,7 +83,10 @@ class RecognisedSender(Sender):
         self.unknown = len(batch)
         try:
             sent = self._producer.send_many((Outgoing(message.ticket_id, message.fields) for message in batch), self.due_ms())
-        except (ReplyUnknown, CommandRefused, ValueError, MessageUndecodable) as trouble:
+        except (ValueError, MessageUndecodable) as wrong:
+            self.unknown = 0  # it was looked at before anything was sent
+            raise SendingStopped(str(wrong)) from wrong
+        except (ReplyUnknown, CommandRefused) as trouble:
             raise SendingStopped(str(trouble)) from trouble
         self.unknown = 0
         known = sum(one.repeated is True for one in sent)

@@ -3,7 +3,8 @@
 -- ARGV: 1 group, 2 reader, 3 "1" to remove the entries, else "", then for each: id, reason, error, attempts, first start in ms, last start in ms
 -- Returns: for each id 1 (a letter was written) or 0 (not pending for this reader)
 -- Why Lua: letter, XACK and XDEL are one step: a crash in between would lose the message or keep it in two places. As in stream_ack an
---          entry is removed only while nobody else reads the stream (reads_alone).
+--          entry is removed only while nobody else reads the stream (reads_alone); and only if its letter has all of it: else its fields would
+--          be lost, and nobody could redrive it.
 -- Memory: works when full
 --- @include bury
 --- @include at_full_memory
@@ -17,9 +18,10 @@ for at = 4, #ARGV, 6 do
   local id = ARGV[at]
   if #redis.call('XPENDING', stream, group, id, id, 1, reader) == 1 then
     local fields = body_of(stream, id)
-    bury(KEYS[2], id, '', fields and ARGV[at + 1] or 'body_gone', ARGV[at + 2], ARGV[at + 3], reader, ARGV[at + 4], ARGV[at + 5], fields)
+    local reason = fields and ARGV[at + 1] or 'body_gone'
+    local has_all = bury(KEYS[2], id, '', reason, ARGV[at + 2], ARGV[at + 3], reader, ARGV[at + 4], ARGV[at + 5], fields)
     redis.call('XACK', stream, group, id)
-    if removes then redis.call('XDEL', stream, id) end
+    if removes and has_all then redis.call('XDEL', stream, id) end
     redis.call('HDEL', KEYS[3], id)
     reply[#reply + 1] = 1
   else

@@ -1,6 +1,6 @@
--- stream_charge: a plain reader notes attempts of entries of its own, so that they survive its process.
+-- stream_charge: a plain reader notes failed attempts of entries of its own, so that they survive its process.
 -- KEYS: 1 stream, 2 attempts
--- ARGV: 1 group, 2 reader, then for each: id, attempts so far
+-- ARGV: 1 group, 2 reader, then for each: id, attempts that failed so far
 -- Returns: ids that were not pending for this reader (nothing was noted of them)
 -- Why Lua: only who has an entry may charge it; and what is over must not leave a number behind.
 -- Memory: works when full

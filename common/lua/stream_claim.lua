@@ -1,7 +1,7 @@
 -- stream_claim: a plain reader takes entries that have been idle, because whoever had them died or gave them back.
 -- KEYS: 1 stream, 2 dead, 3 attempts
 -- ARGV: 1 group, 2 reader, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count
--- Returns: {next cursor, {id, fields, former reader, attempts so far, ...}, {ids whose body was gone: they are dead letters now}}
+-- Returns: {next cursor, {id, fields, former reader, failed attempts so far, ...}, {ids whose body was gone: they are dead letters now}}
 -- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor, whatever lies behind
 --          10 x COUNT young entries is never found.
 -- Memory: works when full
@@ -16,7 +16,8 @@ at_full_memory(KEYS[3])
 local found = redis.call('XAUTOCLAIM', stream, group, ARGV[2], ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
 local taken, gone = {}, {}
 local function body_is_gone(id)
-  bury(KEYS[2], id, '', 'body_gone', '', redis.call('HGET', KEYS[3], id) or '0', owners[id] or '', now_ms(), now_ms(), nil)
+  local starts = string.match(redis.call('HGET', KEYS[3], id) or '', '^%d+') or '0'
+  bury(KEYS[2], id, '', 'body_gone', '', starts, owners[id] or '', now_ms(), now_ms(), nil)
   redis.call('XACK', stream, group, id)
   redis.call('HDEL', KEYS[3], id)
   gone[#gone + 1] = id

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from common.errors import PartialFailure, RetryLater, UsherError
-from consumer.policy.outcome import readable
+from common.errors import PartialFailure, RetryLater, UsherError, readable
 
 
 class InCall(Protocol):

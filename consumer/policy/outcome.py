@@ -41,16 +41,6 @@ class Bury:
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
-def readable(raised: BaseException) -> BaseException:
-    """``raised``, or what a RetryLater is that does not say when: a handler's own kind of it may never have called ours."""
-    if isinstance(raised, RetryLater):
-        try:
-            float(raised.after_s)
-        except Exception as problem:
-            return TypeError(f"{type(raised).__name__} is a RetryLater whose after_s is no number of seconds ({type(problem).__name__})")
-    return raised
-
-
 def unended(known: Attempts) -> Bury:
     """Of a message whose attempts are used up before it starts: why, as far as that is known. The process that made its last start is gone.
 

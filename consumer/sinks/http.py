@@ -5,6 +5,7 @@ The handler's side::
     def handle(message):
         answer = requests.post("https://payments/charges", json=message.json(), headers=headers(message), timeout=10)
         refuse_by_status(message, answer.status_code)
+        answer.raise_for_status()                                # what else is refused (400, 401, 404) must not count as done
 
 The service's side, with the SQL sink in its own database (here with Flask)::
 
@@ -55,7 +56,8 @@ def headers(message: Marked) -> dict[str, str]:
 
 def received(given: Mapping[str, str]) -> Received:
     """The other way round, from a request's headers (of any framework whose mapping knows them by these names). Raises SinkMisused: answer 400."""
-    missing = [name for name in (IDEMPOTENCY_KEY, FENCE, TICKET) if not given.get(name)]
+    missing = [name for name in (IDEMPOTENCY_KEY, FENCE) if not given.get(name)]
+    missing += [TICKET] if given.get(TICKET) is None else []  # that of a message without a ticket is empty
     if missing:
         raise SinkMisused(f"headers are missing: {', '.join(missing)}")
     fence = given[FENCE]
@@ -65,7 +67,8 @@ def received(given: Mapping[str, str]) -> Received:
 
 
 def refuse_by_status(message: Marked, status: int) -> None:
-    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx; nothing otherwise."""
+    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx. Nothing
+    otherwise: whether another refusal is an error, a GiveUp or fine, the handler knows."""
     if status == 409:
         raise StaleFence(message)
     if status in (408, 425, 429) or status >= 500:

@@ -21,7 +21,8 @@ class Marked(Protocol):
 
 
 def fenced_ticket(message: Marked) -> str:
-    """The ticket whose fences are compared with each other: where several streams are taken in, its stream is part of it."""
+    """The ticket whose fences are compared with each other: where several streams are taken in, its stream is part of it. "" for a message
+    without a ticket (USHER_UNKEYED=spread): it has no successor that it could overtake, so its fence is compared with none; its uid counts."""
     return str(getattr(message, "scoped_ticket_id", message.ticket_id))
 
 

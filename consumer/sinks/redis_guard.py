@@ -19,8 +19,9 @@ a later command is refused                     GiveUp: Redis does not undo what 
 Redis is away, or its reply is lost            SinkNotNow; the next try finds the uid, or does it
 =============================================  =====================================================================================
 
-Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them; the fence as long. A repeat that comes later is applied again. The
-promise is as durable as that Redis: what a failover or a power loss takes away, it takes with its effect, in the same step.
+Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them (all messages without a ticket share one such set); the fence as
+long. A repeat that comes later is applied again. The promise is as durable as that Redis: what a failover or a power loss takes away, it takes with
+its effect, in the same step.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence,
 _SCRIPT = "sinks/guard"
 _WEEK_S = 7 * 86_400.0
 _AGAIN_S = 0.5
+#: Lua's stack ends at about 8,000 values. A script that fails there is not undone: what the commands before did would be done at every try.
+_MOST_WORDS = 7_000
 
 
 class Outcome(enum.Enum):
@@ -74,10 +77,13 @@ class RedisGuard:
         """Apply ``commands`` in one atomic step, unless the message's effect is there. Raises as the module says."""
         words: list[Arg] = []
         for command in commands:
-            words += [len(command), *command]
-        touched = [_text(command[1]) for command in commands if len(command) > 1] if keys is None else list(keys)
-        uid = message.uid.encode("utf-8", "surrogateescape")
-        arguments: list[Arg] = [message.fence, uid, self._keep_ms, self._keep_most, *words]
+            if len(command) > _MOST_WORDS:
+                raise SinkMisused(f"a command has at most {_MOST_WORDS:,} words (this {command[0]!r} has {len(command):,}): make several of it")
+            words += [len(command), *map(_raw, command)]
+        touched = [_key(command[1]) for command in commands if len(command) > 1] if keys is None else [_key(key) for key in keys]
+        uid = _raw(message.uid)
+        fence = message.fence if fenced_ticket(message) else ""
+        arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
@@ -109,5 +115,10 @@ class RedisGuard:
         return runner
 
 
-def _text(key: Arg) -> str:
-    return key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else str(key)
+def _raw(word: Arg) -> Arg:
+    """Bytes of a message that are not UTF-8 go out as they came in."""
+    return word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word
+
+
+def _key(word: Arg) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogateescape")

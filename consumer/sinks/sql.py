@@ -200,3 +200,17 @@ class _NotAgain:
 
     def __getattr__(self, name: str) -> Any:
         raise Duplicate(f"the effect of {self._usher_message.uid!r} of ticket {fenced_ticket(self._usher_message)!r} is stored already")
+
+    # Python looks for these at the class: ``with session:``, ``row in session`` and ``list(session)`` are uses too.
+
+    def __enter__(self) -> Any:
+        return self.__getattr__("__enter__")
+
+    def __exit__(self, *ended: object) -> None:
+        """Never called; ``with`` wants it to be there."""
+
+    def __contains__(self, row: object) -> bool:
+        return bool(self.__getattr__("__contains__"))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__getattr__("__iter__"))

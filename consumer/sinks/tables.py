@@ -89,7 +89,7 @@ class SinkTables:
         this ticket waits, and then sees what we left. A look without the lock would be true at its time and wrong at the commit.
         """
         ticket = storable(fenced_ticket(message))
-        if connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence}).rowcount == 0:
+        if ticket and connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence}).rowcount == 0:
             raise StaleFence(message)
         return connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}).rowcount == 1
 
@@ -128,14 +128,17 @@ class SinkTables:
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
     def prune(self, connection: sa.Connection, keep_s: float, keep_most: int | None, at_once: int) -> int:
-        """Remove at most ``at_once`` rows of each table that are older than ``keep_s``, and uids beyond ``keep_most`` (to the second)."""
+        """Remove at most ``at_once`` rows of each table that are older than ``keep_s``, and uids beyond ``keep_most`` (to the second; not
+        before the clock is where it was, if it went back)."""
         removed = 0
         for table in (self._fences, self._uids):
             is_ours = table.c.sink == self._name
             too_old = table.c.at_s < self._now - int(keep_s)
             if table is self._uids and keep_most is not None:
                 youngest_first = sa.select(table.c.at_s).where(is_ours).order_by(table.c.at_s.desc())
-                too_old = sa.or_(too_old, table.c.at_s < youngest_first.offset(max(0, keep_most - 1)).limit(1).scalar_subquery())
+                beyond = table.c.at_s < youngest_first.offset(max(0, keep_most - 1)).limit(1).scalar_subquery()
+                # While there are some of a time to come, the clock has gone back (a failover): nobody knows which ones are the newest.
+                too_old = sa.or_(too_old, sa.and_(beyond, youngest_first.limit(1).scalar_subquery() <= self._now))
             keys = sa.tuple_(*table.primary_key.columns)
             # Rows in use are skipped: a ticket that comes back at this moment keeps its fence.
             picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)

@@ -26,7 +26,7 @@ import orjson
 
 from common.attempts import Attempts
 from common.clock import now_s
-from common.errors import GiveUp, RetryLater
+from common.errors import GiveUp, RetryLater, readable
 from consumer.context import Message, OwnLease
 from consumer.handlers import Handler, load_handler
 from consumer.torture.effects import plain
@@ -214,12 +214,14 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _raised(problem: BaseException) -> dict[str, Any]:
+def _raised(raised: BaseException) -> dict[str, Any]:
+    """How it ended. What a handler raises may say anything, and JSON takes no odd text and no odd number."""
+    problem = readable(raised)
     kind = "later" if isinstance(problem, RetryLater) else "given_up" if isinstance(problem, GiveUp) else "raised"
     told = "".join(traceback.format_exception_only(problem)).strip().partition("\n")[0]
-    after_s = problem.after_s if isinstance(problem, RetryLater) else 0.0
+    after_s = min(max(0.0, float(problem.after_s)), _LEASE_S) if isinstance(problem, RetryLater) else 0.0
     details = "".join(traceback.format_exception(problem))[-4000:]
-    return {"ended": kind, "error": told[:500], "after_s": after_s, "details": details, "is_ours": isinstance(problem, TortureError)}
+    return {"ended": kind, "error": plain(told[:500]), "after_s": after_s, "details": plain(details), "is_ours": isinstance(problem, TortureError)}
 
 
 def _descriptors() -> set[str]:

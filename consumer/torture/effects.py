@@ -20,7 +20,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, int):
         return value if abs(value) <= _LARGEST else str(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {plain(str(name)): plain(inner) for name, inner in value.items()}
     if isinstance(value, Set):
         return sorted((plain(inner) for inner in value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):

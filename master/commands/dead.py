@@ -18,6 +18,7 @@ from common.errors import ReplyUnknown
 from common.plural import many
 from common.printable import printable
 from common.settings import CommonSettings, options
+from common.stream_id import is_id
 from master.actions import FAILED, Action, counted
 from master.commands.looking import console, letters_of, print_json, table
 from master.commands.operator import caller
@@ -162,7 +163,7 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
 
 
 def _id_of(text: str) -> bytes:
-    if not re.fullmatch(r"[0-9]{1,20}-[0-9]{1,20}", text):
+    if not is_id(text):
         raise click.UsageError(f"{text!r} is not the id of a letter: it looks like 1526919030474-55, see `usher dead list`")
     return text.encode()
 

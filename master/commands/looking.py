@@ -17,7 +17,7 @@ from rich.text import Text
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.printable import printable
-from common.redis_client import Link, check_reachable
+from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load
 from master.dead_letters import DeadLetters
@@ -38,14 +38,15 @@ class Configured(NamedTuple):
 
 @contextlib.contextmanager
 def configured(flags: dict[str, Any], role: str) -> Iterator[Configured]:
-    """``role`` names the connection. Raises SettingsError and StartRefused; trouble with Redis later becomes StartRefused too."""
+    """``role`` names the connection. Raises SettingsError and StartRefused; what Redis refuses later (to a user without the right, say)
+    becomes StartRefused too."""
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
     link = Link(url, f"usher:{role}")
     try:
         yield Configured(settings, link, Keys(settings.work_stream, settings.group))
-    except RedisTrouble as trouble:
+    except (RedisTrouble, CommandRefused) as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     finally:
         link.close()

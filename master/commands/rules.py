@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,16 @@ from master.web.operations import shown
 _REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the action log and for whoever asks what the tickets wait for.")
 _WHY_LIFTED = click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+class _Rate(click.FloatRange):
+    """``nan`` is in every range of click's; a rule with it cannot be read again, and what cannot be read pauses everything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate = float(super().convert(value, param, ctx))
+        if math.isnan(rate):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return rate
 
 
 def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +135,7 @@ def pause(flags: dict[str, Any], reason: str, as_json: bool, **chosen: Any) -> N
 
 @click.command(help="Slow tickets down: at most so many messages of each of them are handed over per second. It holds until `usher resume`.")
 @_targets
-@click.option("--rate", type=click.FloatRange(min=0.001, max=1_000_000), required=True, metavar="N", help="Messages per second, of each ticket.")
+@click.option("--rate", type=_Rate(min=0.001, max=1_000_000), required=True, metavar="N", help="Messages per second, of each ticket.")
 @_REASON
 @_JSON
 @options(CommonSettings)

@@ -10,12 +10,13 @@ import pytest
 from click.testing import CliRunner
 from rich.text import Text
 
-from common.cli import usher
+from common.cli import run, usher
 from common.commands import doctor
 from master.audit import screen
 from master.commands.follow import Told, _line
 from master.policy.rules import Target, rule_id
 from tests.integration.factories import World
+from tests.integration.test_capabilities import with_user
 
 _TICKET = b"a-customer-with-a-long-name-4711"
 _ID = b"1795461475818-0"
@@ -40,6 +41,39 @@ def test_ids_of_letters_and_of_their_messages_stay_whole(world: World) -> None:
     words = shown(world, "dead", "list").output.split()
     assert letter in words
     assert _ID.decode() in words
+
+
+@pytest.mark.parametrize("what", ["show", "redrive", "drop"])
+@pytest.mark.parametrize("text", ["99999999999999999999-0", "1", "1-x", "\uff11-0"])
+def test_what_is_no_id_of_a_letter_is_refused_in_one_line(world: World, what: str, text: str) -> None:
+    refused = shown(world, "dead", what, text)
+    assert (refused.exit_code, type(refused.exception)) == (2, SystemExit)
+    assert "is not the id of a letter" in refused.output
+
+
+@pytest.mark.parametrize("words", [("pause", "42"), ("rules", "dead-letter", "42", "--yes"), ("dead", "redrive", "--all", "--yes")])
+def test_what_the_user_of_the_url_may_not_do_is_told_in_one_line(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    world.link.call("XADD", world.keys.dead, "*", "usher-id", "5-1", "usher-fields", "1", "a", "b")
+    world.link.call("ACL", "SETUSER", "looks", "on", ">pw", "~*", "+@read", "+@connection", "+info", "+eval", "+evalsha", "+xgroup")
+    monkeypatch.setenv("USHER_REDIS_URL", with_user(world.link.url, "looks", "pw"))
+    monkeypatch.setenv("USHER_TICKET_STREAM", world.keys.stream)
+    monkeypatch.setenv("USHER_GROUP", world.keys.group)
+    try:
+        code = run(list(words))
+    finally:
+        world.link.call("ACL", "DELUSER", "looks")
+    told = capsys.readouterr().err
+    assert code == 2
+    assert told.splitlines()[-1].startswith("usher: USHER_REDIS_URL: Redis: ")
+    assert "Traceback" not in told
+
+
+def test_a_rate_that_is_no_number_is_refused_and_makes_no_rule(world: World) -> None:
+    refused = shown(world, "slow", "42", "--rate", "nan")
+    assert (refused.exit_code, world.link.call("EXISTS", world.keys.rules)) == (2, 0)
+    assert "Invalid value for '--rate': 'nan' is no number" in refused.output
 
 
 def test_ids_of_messages_incarnations_and_rules_stay_whole(world: World) -> None:

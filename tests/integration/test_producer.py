@@ -228,3 +228,11 @@ class TestCommand:
         assert done.returncode == 2
         assert told in done.stderr
         assert link.call("XLEN", STREAM) == 0
+
+    def test_a_row_that_no_message_can_have_leaves_nothing_unknown(self, redis_url: str, link: Link) -> None:
+        csv = b"number,uid\nI1,u1\nI2,\n"
+        done = usher_send(redis_url, "--csv", "-", "--key", "number", "--dedup", "60", "--json", stdin=csv)
+        document = json.loads(done.stdout)
+        assert (done.returncode, document["sent"], document["unknown"]) == (1, 0, 0)
+        assert b"may or may not have arrived" not in done.stderr
+        assert link.call("XLEN", STREAM) == 0

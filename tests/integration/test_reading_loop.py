@@ -175,6 +175,39 @@ def test_what_a_dead_reader_had_runs_alone_and_its_starts_are_noted_before(redis
     assert handled.starts == Counter(sent[1:])
 
 
+def test_a_retry_later_that_does_not_say_when_is_a_failure_like_any_other(redis_url: str, link: Link) -> None:
+    class Later(RetryLater):
+        def __init__(self) -> None:
+            pass
+
+    def act(message: StreamMessage) -> None:
+        raise Later
+
+    [sent] = send(link, 1)
+    with loop_on(redis_url, Handled(act), max_attempts=2) as loop:
+        until(lambda: loop.metrics()["dead_letters"] == 1, lambda: loop.metrics())
+        assert loop.metrics()["held"] == 0
+    assert letters(link) == [(sent, "attempts_exhausted", "2")]
+
+
+def test_a_handler_of_which_a_call_runs_nothing_is_refused_and_no_message_counts_as_done(redis_url: str, link: Link) -> None:
+    async def waits(message: StreamMessage) -> None: ...
+
+    def yields(message: StreamMessage) -> Iterator[None]:
+        yield
+
+    class Waits:
+        async def __call__(self, message: StreamMessage) -> None: ...
+
+    for handle in (waits, yields, Waits()):
+        with pytest.raises(TypeError, match="plain functions"):
+            loop_on(redis_url, handle)
+    [sent] = send(link, 1)
+    with loop_on(redis_url, lambda message: waits(message), max_attempts=2) as loop:  # only what it returns shows it
+        until(lambda: loop.metrics()["dead_letters"] == 1, lambda: loop.metrics())
+    assert letters(link) == [(sent, "attempts_exhausted", "2")]
+
+
 def test_messages_in_work_are_touched_and_what_others_took_is_not_started(redis_url: str, link: Link, opened: threading.Event) -> None:
     handled = Handled(lambda message: opened.wait(PATIENCE_S))
     sent = send(link, 3)

@@ -12,6 +12,7 @@ from common.redis_client import CommandRefused, Link
 from common.reliable_stream import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at, reader_name
 from common.stream_id import ZERO, Position, Span
 from common.streams import pairs
+from master.dead_letters import DeadLetters
 from tests.integration.memory import full_memory
 
 KEYS = Keys("payments", "billing")
@@ -186,6 +187,17 @@ class TestDeadLetters:
         assert (second[b"usher-id"], second[b"usher-error"]) == (sent[1], b"")
         assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 0)
 
+    def test_one_of_too_many_fields_for_its_letter_stays_in_the_stream_and_can_be_redriven(self, link: Link, a: ReliableStream) -> None:
+        fields = [part for number in range(3100) for part in (f"f{number}", number)]
+        sent = [*send(link, 1), link.call("XADD", KEYS.stream, "2-0", *fields)]
+        assert a.move_to_dead_letters(a.read_new(10, None), "gave_up") == sent
+        assert (pending(link), [row[0] for row in link.call("XRANGE", KEYS.stream, "-", "+")]) == ({}, sent[1:])
+        [_, letter_id] = [row[0] for row in link.call("XRANGE", KEYS.dead, "-", "+")]
+        [outcome] = DeadLetters(link, KEYS).redrive([letter_id])
+        assert outcome.word == "added"
+        [again] = a.read_new(10, None)
+        assert (len(again.fields), again.uid) == (3101, "2-0")
+
     def test_when_the_letter_cannot_be_written_nothing_happens(self, link: Link, a: ReliableStream) -> None:
         sent = send(link, 1)
         messages = a.read_new(1, None)
@@ -223,6 +235,17 @@ class TestClaiming:
         ]  # fmt: skip
         assert (claimed.cursor, pending(link)) == (ZERO, {b"b": sent})
         assert {row[3] for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10)} == {1}, "taking over is no delivery"
+
+    def test_what_consumers_noted_of_attempts_is_understood(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
+        """A master had the group before; and what nobody can read stops no message."""
+        sent = send(link, 1, 2, 3)
+        link.call("HSET", KEYS.attempts, sent[0], "3 2 1 0", sent[1], "three", sent[2], "4 4 0 0")
+        a.read_new(10, None)
+        make_idle(link, "a", *sent)
+        link.call("XDEL", KEYS.stream, sent[2])
+        assert [(one.stream_id, one.failures) for one in b.claim_idle(10, 60_000).messages] == [(sent[0], 2), (sent[1], 0)]
+        assert [one.failures for one in b.read_pending(10)] == [2, 0]
+        assert [letter[b"usher-attempts"] for letter in letters(link)] == [b"4"]
 
     def test_a_touch_keeps_others_away(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
         sent = send(link, 1, 2)

@@ -80,6 +80,14 @@ def test_what_is_no_fence_is_refused(fence: str) -> None:
         received(headers(Mark("T", "a", 1)) | {"Usher-Fence": fence})
 
 
+def test_a_message_without_a_ticket_travels_without_one(service: str, engine: sa.Engine) -> None:
+    for uid, fence in (("b", 9), ("a", 5), ("b", 9)):
+        assert requests.post(service, headers=headers(Mark("", uid, fence)), timeout=30).status_code == 200
+    assert accounts(engine) == {"": 10}
+    with pytest.raises(SinkMisused, match="headers are missing: Usher-Ticket"):
+        received({"Idempotency-Key": "a", "Usher-Fence": "1"})
+
+
 def test_answers_become_what_a_handler_should_raise() -> None:
     for status in (200, 204, 400, 404):
         refuse_by_status(Mark("T", "a", 1), status)

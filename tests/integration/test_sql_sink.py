@@ -53,6 +53,16 @@ def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_
     assert accounts(engine) == {"T": 1}
 
 
+@pytest.mark.parametrize("use", [lambda session: object() in session, list])
+def test_every_use_of_the_session_ends_the_block_of_a_repeat(sink: SqlSink, handle: Callable[[Mark], None], use: Callable[[Any], Any]) -> None:
+    handle(Mark("T", "a", 1))
+    with sink.transaction(Mark("T", "a", 1)) as session:
+        use(session)
+        pytest.fail("the block went on")
+    with sink.transaction(Mark("T", "a", 1)) as session, session:
+        pytest.fail("the block went on")
+
+
 def test_a_lower_fence_stores_nothing(engine: sa.Engine, handle: Callable[[Mark], None]) -> None:
     handle(Mark("T", "a", 7))
     with pytest.raises(StaleFence) as stale:
@@ -197,6 +207,26 @@ def test_at_most_so_many_are_kept_the_youngest(engine: sa.Engine, sink: SqlSink)
         assert sorted(connection.scalars(sa.text("SELECT uid FROM usher_uids"))) == ["u6", "u7", "u8", "u9"]
 
 
+def test_the_uid_of_a_moment_ago_is_kept_though_the_databases_clock_went_back(engine: sa.Engine) -> None:
+    """A failover to a server whose clock is behind: what was stored last looks like the oldest of all."""
+    few = SqlSink(engine, keep_most=3)
+    few.create_tables()
+    handle = few.exactly_once(add)
+    for number in range(8):
+        handle(Mark("T", f"before-{number}", 1))
+    ahead = sa.text("UPDATE usher_uids SET at_s = at_s + :seconds WHERE uid LIKE 'before-%'")
+    with engine.begin() as connection:
+        connection.execute(ahead, {"seconds": 60})
+    for number in range(3):
+        handle(Mark("T", f"after-{number}", 1))
+        assert few.prune() == 0
+        handle(Mark("T", f"after-{number}", 1))
+    assert accounts(engine) == {"T": 11}
+    with engine.begin() as connection:
+        connection.execute(ahead, {"seconds": -120})  # the clock has caught up
+    assert few.prune() == 8
+
+
 def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consumer.sinks.sql.PRUNE_EVERY", 5)
     own = SqlSink(engine, keep_s=-5)  # everything is old at once
@@ -266,3 +296,16 @@ def test_an_async_function_is_told_where_to_go(sink: SqlSink) -> None:
 
     with pytest.raises(SinkMisused, match="AsyncSqlSink"):
         sink.exactly_once(handle)
+
+
+def test_a_database_that_takes_no_writes_is_not_now_and_goes_on_when_it_does(engine: sa.Engine, database_url: str, sink: SqlSink) -> None:
+    """A standby that a failover has not promoted yet, or a server that was set so because its disk is nearly full."""
+    if engine.dialect.name == "sqlite":
+        standby = sa.create_engine(f"{database_url.replace('///', '///file:')}?mode=ro&uri=true")
+    else:
+        standby = sa.create_engine(database_url, connect_args={"options": "-c default_transaction_read_only=on"})
+    with pytest.raises(SinkNotNow, match="cannot be reached"):
+        SqlSink(standby).exactly_once(add)(Mark("T", "a", 1))
+    sink.exactly_once(add)(Mark("T", "a", 1))
+    assert accounts(engine) == {"T": 1}
+    standby.dispose()

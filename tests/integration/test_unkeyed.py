@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from common.errors import GiveUp
 from common.message import unkeyed_ticket
+from consumer.context import Message
 from consumer.owner_steps import Buried, Letter
+from consumer.sinks.sql import SqlSink
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps, Rejected
 from master.looks import Found
@@ -16,6 +20,7 @@ from master.status import StatusReader
 from master.web.api import read_report
 from tests.integration.actors import MasterActor, Stage
 from tests.integration.factories import FIELD, World, fetch, plan
+from tests.sinks import Mark, accounts, add
 
 
 @pytest.fixture
@@ -165,6 +170,28 @@ def test_the_report_of_one_travels_without_a_ticket(stage: Stage) -> None:
     item = (unkeyed_ticket(b"5-1"), 7, [b"5-1"])
     report = read_report(a.reporter._body([item]))
     assert report.items == [(unkeyed_ticket(b"5-1"), [b"5-1"])]
+
+
+def test_a_sink_stores_each_once_in_whatever_order_they_end(stage: Stage, engine: sa.Engine, sink: SqlSink) -> None:
+    """They have no ticket whose fences could be compared: the second one's is higher, and the first one is no zombie."""
+    m, a = stage.leader(spread=True), stage.consumer()
+    m.settle()
+    send(stage)
+    m.settle()
+    send(stage)
+    m.settle()
+    a.read()
+    first, second = a.start(), a.start()
+    assert first is not None
+    assert second is not None
+    assert first.message.fence < second.message.fence
+
+    def add_one(message: Message, session: Session) -> None:
+        add(Mark("all", message.uid, message.fence), session)
+
+    for run in (second, first, second, first):
+        sink.exactly_once(add_one)(run.message)
+    assert accounts(engine) == {"all": 2}
 
 
 def test_a_drain_gives_them_back(stage: Stage) -> None:

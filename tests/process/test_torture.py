@@ -20,6 +20,7 @@ _EXAMPLE = ("--effect", "consumer.sinks.examples:total", "--setup", "consumer.si
 #: Handlers that keep a mapping in a file, under a lock; no database, so that they are quick.
 _HANDLERS = '''
 import contextlib, fcntl, json, os, time
+from common.errors import RetryLater
 from common.redis_client import Link
 from consumer.sinks.redis_guard import RedisGuard
 
@@ -64,6 +65,17 @@ def state(message):
 def pages(ticket):
     with book() as pages:
         return pages.get(ticket)
+
+class Later(RetryLater):
+    def __init__(self):
+        pass
+
+_FIRST = [RetryLater(-1), RetryLater(float("nan")), Later(), ValueError("\\udcff")]
+
+def raises_anything(message):
+    if message.attempt <= len(_FIRST):
+        raise _FIRST[message.attempt - 1]
+    fenced(message)
 
 def breaks(message):
     raise ValueError("never works")
@@ -125,6 +137,11 @@ def test_the_redis_guard_is_safe(folder: Path) -> None:
     done = torture(folder, "shop:guarded", "--effect", "shop:log", "--stops", "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["safe"] is True
+
+
+def test_whatever_a_handler_raises_before_it_is_done_does_not_end_the_stage(folder: Path) -> None:
+    done = torture(folder, "shop:raises_anything", "--effect", "shop:pages", "--stops", "1")
+    assert (done.returncode, "SAFE: after each of" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def test_a_naive_counter_is_not_and_the_user_is_told_why(folder: Path) -> None:

@@ -2,6 +2,7 @@
 -- "usher-fields", the number of original fields that follow: a producer may use our names too.
 -- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, park, tail), fence, error_type,
 -- traceback; and cut, true for an entry that is too large: then its first 100 fields are kept, and of each name and value 1,024 bytes.
+-- Returns whether the letter has all of the fields.
 -- Bury first and acknowledge then: a script is not rolled back, and a letter that cannot be written must not cost the message.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
   fields, more = fields or {}, more or {}
@@ -30,6 +31,7 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   for at = 1, kept do letter[head + at] = shortened > 0 and string.sub(fields[at], 1, 1024) or fields[at] end
   redis.call('XDEL', dead_key, '0-0') -- of nothing: a write that needs no memory goes first (see at_full_memory)
   redis.call('XADD', dead_key, '*', unpack(letter))
+  return kept == #fields and shortened == 0
 end
 
 local function body_of(stream, id)
