@@ -26,8 +26,7 @@ def needed(keys: Keys) -> list[Command]:
     return [
         ("TIME",),
         ("INFO",),
-        ("EVAL", "return 1", 1, keys.leader),
-        ("EVALSHA", "0" * 40, 1, keys.leader),
+        *(("EVAL", "return 1", 1, keys.leader), ("EVALSHA", "0" * 40, 1, keys.leader)),
         ("XADD", stream, "*", "f", "v"),  # a dead letter that is redriven
         ("XADD", keys.dead, "*", "f", "v"),
         ("XADD", keys.changed, "MAXLEN", "~", 1, "*", "f", "v"),
@@ -69,6 +68,16 @@ def needed(keys: Keys) -> list[Command]:
         ("PTTL", lease),
         ("PEXPIRE", lease, 1),
         ("DEL", inbox),
+        *_needed_for_delayed(LogKeys(stream)),
+    ]
+
+
+def _needed_for_delayed(log: LogKeys) -> list[Command]:
+    """The same for delayed messages."""
+    return [
+        *(("XADD", log.delayed, "*", "f", "v"), ("XDEL", log.delayed, "0-1"), ("XREAD", "STREAMS", log.delayed, "0")),
+        *(("ZADD", log.due, 1, "f"), ("ZREM", log.due, "f"), ("ZRANGE", log.due, 0, 0), ("ZRANGEBYSCORE", log.due, 0, 1)),
+        *(("ZSCORE", log.due, "f"), ("ZCARD", log.due), ("GET", log.due_until), ("SET", log.due_until, "0-0")),
     ]
 
 

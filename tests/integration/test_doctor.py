@@ -210,7 +210,7 @@ def test_keys_that_a_user_may_not_touch_count_as_well(world: World) -> None:
     assert missing is not None
     assert {"HSET", "SET", "XADD"} <= set(missing)
     assert "XACK" not in missing
-    user = limited(world.link, "~ticket_stream", "~{ticket_stream}:g:*", "~{ticket_stream}:groups", "+@all")
+    user = limited(world.link, "~ticket_stream", "~{ticket_stream}:g:*", "~{ticket_stream}:groups", "~{ticket_stream}:d*", "+@all")
     assert look(user)[0].rights.missing == ()
     user.close()
     world.link.call("ACL", "DELUSER", "limited")
