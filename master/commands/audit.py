@@ -99,10 +99,14 @@ def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str]
         settings.audit_sink_url, settings.audit_sink_name,
     )  # fmt: skip
     report = Audit(spark, plan, tell).run()
+    problems = []
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))
-        _with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
-    return report
+        try:
+            _with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
+        except StartRefused as refused:  # memory or disk of Redis is full: what was found is worth the more
+            problems.append(f"{stream}: the summary could not be stored, masters go on to tell of an earlier run: {refused}")
+    return dataclasses.replace(report, unproven=(*report.unproven, *problems))
 
 
 def _store(told: bytes, link: Link, keys: Keys) -> None:

@@ -74,6 +74,20 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     assert page.count("<svg") == 3, "ages, owners, tickets"
 
 
+def test_what_was_found_is_told_also_when_redis_is_full(
+    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeder.ran("c2:2", ("1-1", "a", 5, 300, 400))
+    link.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        assert usher("audit", "--json") == 1
+    finally:
+        link.call("CONFIG", "SET", "maxmemory", 0)
+    told = orjson.loads(capsys.readouterr().out)
+    assert [found["check"] for found in told["findings"]] == ["fence_shared", "effect_twice"]
+    assert "ticket_stream: the summary could not be stored" in told["unproven"][-1]
+
+
 def test_without_pyspark_the_way_out_is_named(
     settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
