@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import psutil
 import pytest
 
 from common.keys import Keys
 from common.redis_client import Link
 from tests.audit.seeding import Seeder
 from tests.commands import usher
+from tests.process.machine import USHER, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,3 +113,30 @@ def test_the_executions_of_a_ticket_need_no_spark(settings: dict[str, str], seed
     assert [(run["id"], run["consumer"], run["fence"], run["outcome"]) for run in told["runs"]] == [("1-1", "c1:1", 5, "done")]
     assert usher("audit", "runs", "--ticket", "a") == 0
     assert "1-1" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_an_audit_whose_java_is_killed_was_not_done(settings: dict[str, str], seeder: Seeder) -> None:
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
+    environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "30"}
+    seeder.live("c1:1")
+    seeder.own("c1:1", "1-1")  # a suspect: there is a second look, and what keeps it waiting
+    audit = subprocess.Popen([*USHER, "audit"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: _workers(audit.pid), 120, "Spark reads Redis")
+    for java in {worker.parent() for worker in _workers(audit.pid)}:
+        java.kill()
+    _, said = audit.communicate(timeout=60)
+    assert audit.returncode == 2, said
+    assert "usher: Spark ended in the middle" in said
+
+
+def _workers(pid: int) -> list[Any]:
+    """Python processes that a Java below this process has started."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if process.name().startswith("python") and parent is not None and parent.name() == "java":
+                found.append(process)
+    return found
