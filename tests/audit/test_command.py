@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import orjson
 import psutil
 import pytest
 
+from common.acl import programs
 from common.keys import Keys
 from common.redis_client import Link
 from tests.audit.seeding import Seeder
@@ -91,6 +93,21 @@ def test_what_was_found_is_told_also_when_redis_is_full(
     told = orjson.loads(capsys.readouterr().out)
     assert [found["check"] for found in told["findings"]] == ["fence_shared", "effect_twice"]
     assert "ticket_stream: the summary could not be stored" in told["unproven"][-1]
+
+
+def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
+    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [auditor] = [program for program in programs("ticket_stream", GROUP) if program.name == "auditor"]
+    link.call("ACL", "SETUSER", *auditor.line("pw").split(" ")[1:])
+    place = urllib.parse.urlsplit(settings["USHER_REDIS_URL"])
+    monkeypatch.setenv("USHER_REDIS_URL", place._replace(netloc=f"auditor:pw@{place.netloc.rpartition('@')[2]}").geturl())
+    try:
+        assert usher("audit", "--json") == 0
+    finally:
+        link.call("ACL", "DELUSER", "auditor")
+    told = orjson.loads(capsys.readouterr().out)
+    assert told["unproven"] == ["ticket_stream: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"]
 
 
 def test_without_pyspark_the_way_out_is_named(
