@@ -31,6 +31,10 @@ class Interrupted(UsherError):
     """Redis went away in the middle of the audit."""
 
 
+class NotAllowed(Interrupted):
+    """The user of this connection may not ask that."""
+
+
 class BulkReader:
     """One connection for large replies. Not for commands that change anything. ``with BulkReader(url) as reader``."""
 
@@ -65,7 +69,8 @@ class BulkReader:
             self._parser.feed(self._chunk())
             reply = self._parser.gets()
         if isinstance(reply, hiredis.ReplyError):
-            raise Interrupted(f"Redis refuses a read of the audit: {reply}")
+            kind = NotAllowed if str(reply).startswith("NOPERM") else Interrupted
+            raise kind(f"Redis refuses a read of the audit: {reply}")
         return reply
 
     def _chunk(self) -> bytes:

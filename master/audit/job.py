@@ -105,6 +105,11 @@ class Audit:
         self.pending = pending_proof.count_pending(pending)
         self._reading_s = time.monotonic() - began_s
         members = self._members()
+        self._open += [
+            f"{stream}: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"
+            for stream, link in self._links.items()
+            if not snapshot.may_scan(link)
+        ]
         dead = []
         for check, count, example in judge_members(members, plan.limits):
             suspects.add(check, example.stream, count, [example])

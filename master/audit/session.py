@@ -58,6 +58,7 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
     ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
     """
     try:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         from master.audit import source
@@ -85,8 +86,12 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
         spark.sparkContext.setLogLevel("OFF")
         source.register(spark)
         yield spark
+    except (Py4JError, ConnectionError) as failed:  # Java was killed, or its disk is full: no finding, so not exit code 1
+        told = str(failed).strip().splitlines() or [type(failed).__name__]
+        raise StartRefused(f"Spark ended in the middle ({log}), so nothing can be said: {told[0][:300]}") from failed
     finally:
-        spark.stop()
+        with contextlib.suppress(Py4JError, OSError):  # of a Java that is gone
+            spark.stop()
         _end_java()
 
 
@@ -172,6 +177,7 @@ def _end_java() -> None:
         gateway.shutdown()
         process = getattr(gateway, "proc", None)
         if process is not None:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             process.wait(30)
         SparkContext._gateway = SparkContext._jvm = None

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import psutil
 import pytest
 
+from common.acl import programs
 from common.keys import Keys
 from common.redis_client import Link
 from tests.audit.seeding import Seeder
 from tests.commands import usher
+from tests.process.machine import USHER, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,17 +84,30 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
 def test_what_was_found_is_told_also_when_redis_is_full(
     spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seeder.add(("3-1", "a"))
-    seeder.read()
-    seeder.over("3-1")
+    seeder.ran("c2:2", ("1-1", "a", 5, 300, 400))
     link.call("CONFIG", "SET", "maxmemory", 1)
     try:
         assert usher("audit", "--json") == 1
     finally:
         link.call("CONFIG", "SET", "maxmemory", 0)
     told = orjson.loads(capsys.readouterr().out)
-    assert [found["check"] for found in told["findings"]] == ["lost"]
+    assert [found["check"] for found in told["findings"]] == ["fence_shared", "effect_twice"]
     assert "ticket_stream: the summary could not be stored" in told["unproven"][-1]
+
+
+def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
+    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [auditor] = [program for program in programs("ticket_stream", GROUP) if program.name == "auditor"]
+    link.call("ACL", "SETUSER", *auditor.line("pw").split(" ")[1:])
+    place = urllib.parse.urlsplit(settings["USHER_REDIS_URL"])
+    monkeypatch.setenv("USHER_REDIS_URL", place._replace(netloc=f"auditor:pw@{place.netloc.rpartition('@')[2]}").geturl())
+    try:
+        assert usher("audit", "--json") == 0
+    finally:
+        link.call("ACL", "DELUSER", "auditor")
+    told = orjson.loads(capsys.readouterr().out)
+    assert told["unproven"] == ["ticket_stream: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"]
 
 
 def test_without_pyspark_the_way_out_is_named(
@@ -110,3 +130,30 @@ def test_the_executions_of_a_ticket_need_no_spark(settings: dict[str, str], seed
     assert [(run["id"], run["consumer"], run["fence"], run["outcome"]) for run in told["runs"]] == [("1-1", "c1:1", 5, "done")]
     assert usher("audit", "runs", "--ticket", "a") == 0
     assert "1-1" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_an_audit_whose_java_is_killed_was_not_done(settings: dict[str, str], seeder: Seeder) -> None:
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
+    environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "30"}
+    seeder.live("c1:1")
+    seeder.own("c1:1", "1-1")  # a suspect: there is a second look, and what keeps it waiting
+    audit = subprocess.Popen([*USHER, "audit"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: _workers(audit.pid), 120, "Spark reads Redis")
+    for java in {worker.parent() for worker in _workers(audit.pid)}:
+        java.kill()
+    _, said = audit.communicate(timeout=60)
+    assert audit.returncode == 2, said
+    assert "usher: Spark ended in the middle" in said
+
+
+def _workers(pid: int) -> list[Any]:
+    """Python processes that a Java below this process has started."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if process.name().startswith("python") and parent is not None and parent.name() == "java":
+                found.append(process)
+    return found
