@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation, Window
+from pyspark.sql import Column, DataFrame, Observation, Window, WindowSpec
 from pyspark.sql import functions as F
 
 from master.audit.facts import StreamFacts
@@ -117,7 +117,7 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("under_fence", F.max(F.struct("fence", "ended", "start_us", "id")).over(before))
         .withColumn("latest_end", F.max(F.struct("ended", "fence", "consumer", "id")).over(before))
         .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
-        .withColumn("highest", F.max(F.struct("ms", "seq", "id")).over(before))
+        .withColumn("highest", F.greatest(_highest_done(before), _highest_under_fence(before)))
         .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
     )
     under, ends, starts, highest, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "highest", "last"))
@@ -137,6 +137,18 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
     repeated = (last["id"] == F.col("id")) & (last["fence"] < fence)
     return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
+
+
+def _highest_done(before: WindowSpec) -> Column:
+    """Of a former owner only a success proves that what came before it was done by then. A start that crashed or failed may be noted while the
+    success just before it was lost with its process: then that is done again, in order, behind the note."""
+    return F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id"))).over(before)
+
+
+def _highest_under_fence(before: WindowSpec) -> Column:
+    """Under one fence every start proves it: an owner that goes on has lost no success."""
+    own = F.max(F.struct("fence", "ms", "seq", "id")).over(before)
+    return F.when(own["fence"] == F.col("fence"), F.struct(own["ms"].alias("ms"), own["seq"].alias("seq"), own["id"].alias("id")))
 
 
 def _told(rows: DataFrame, check: str) -> DataFrame:

@@ -168,7 +168,8 @@ class _Oracle:
                 yield "fence_fell", late.id
             elif any(run.consumer != late.consumer and run.end > late.start + tolerance for run in lower):
                 yield "owners_overlap", late.id
-            behind = any(rank(run.id.encode()) > rank(late.id.encode()) for run in earlier)
+            told = [run for run in earlier if run.outcome == "done" or run.fence == late.fence]
+            behind = any(rank(run.id.encode()) > rank(late.id.encode()) for run in told)
             first = late.outcome in _ENDED and not any(run.id == late.id and run.outcome in _ENDED for run in earlier)
             if behind and first and rank(late.id.encode()) >> 64 > self._floor_ms:
                 yield "out_of_order", late.id
