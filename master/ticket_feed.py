@@ -136,7 +136,7 @@ class TicketFeed(Service):
             for source, (key, head) in enumerate(zip(self._streams, heads, strict=True))
         ]
         self._router, self._heads, self._backlog = router, heads, 0
-        event(log, "feed_begins", mode=router.mode.value)
+        event(log, "feed_begins", level=logging.DEBUG, mode=router.mode.value)
 
     def _last_id(self, key: str) -> bytes:
         try:
@@ -153,7 +153,7 @@ class TicketFeed(Service):
             self._subscriptions = []
             self._seen.clear()
             self._values.clear()
-            event(log, "feed_rests")
+            event(log, "feed_rests", level=logging.DEBUG)
 
     # -- its parts
 
