@@ -6,6 +6,7 @@ and found something wrong, 2 it could not start or was called wrongly, 130 Ctrl-
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import os
@@ -77,6 +78,15 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         listed = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
         return load_command(listed.target) if listed else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as wrong:  # as click does for options
+            close = difflib.get_close_matches(args[0], COMMANDS, 1)
+            if not close or "Did you mean" in wrong.message:
+                raise
+            raise click.UsageError(f"{wrong.message} Did you mean '{close[0]}'?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -20,6 +20,7 @@ class Up:
     redis_url: str
     master_urls: str
     pid: int
+    consumers: str = ""  # their names
 
 
 def announce(state_folder: Path, up: Up) -> None:
@@ -32,7 +33,7 @@ def running_up(state_folder: Path) -> Up | None:
     """The ``usher up`` that runs with this state folder; None when there is none, or its process is gone."""
     try:
         told = json.loads((state_folder / "up.json").read_bytes())
-        up = Up(str(told["redis_url"]), str(told["master_urls"]), int(told["pid"]))
+        up = Up(str(told["redis_url"]), str(told["master_urls"]), int(told["pid"]), str(told.get("consumers", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return up if up.pid > 0 and _alive(up.pid) else None

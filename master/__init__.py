@@ -14,7 +14,7 @@ Threads and what they own
     trim      trimming.py        cuts what no reader needs (off by default)
     gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
                                  discover (source_watch.py) and share (sharing.py)
-    (web)     web/               gunicorn's threads: register, acknowledge, look-ups
+    (web)     web/               gunicorn's threads: registrations, reports of what consumers have acknowledged in Redis, look-ups
 
 Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox. Every thread has a connection of its own.
 Every step that changes anything carries the epoch, so a thread that acts on old knowledge is refused by Redis, not by hope.

@@ -146,7 +146,7 @@ class TicketFeed(Service):
             for source, (key, head) in enumerate(zip(self._streams, heads, strict=True))
         ]
         self._router, self._heads, self._backlog = router, heads, 0
-        event(log, "feed_begins", mode=router.mode.value)
+        event(log, "feed_begins", level=logging.DEBUG, mode=router.mode.value)
 
     def _last_id(self, key: str) -> bytes:
         try:
@@ -163,7 +163,7 @@ class TicketFeed(Service):
             self._subscriptions = []
             self._seen.clear()
             self._values.clear()
-            event(log, "feed_rests")
+            event(log, "feed_rests", level=logging.DEBUG)
 
     def _begin_anew_if_deaf(self) -> None:
         """A stream that Redis once refused to read (it was something else for a moment, or a right was missing) is not read any more: who follows

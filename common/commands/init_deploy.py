@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ _ODD = re.compile(r"[\s'\"\\%;#$`]")
 _HELP = """Write a folder that runs Usher on this host: supervisord.conf, settings and secrets, systemd unit, runbook.
 
 Settings are taken from the environment (USHER_*) and the flags below, and stand in usher.env afterwards. Secrets that are not set are made.
+Where the handler cannot be used yet, the folder is written all the same, and the exit code is 1.
 
 \b
   usher init-deploy /srv/usher --handler shop.orders:handle            everything on one host
@@ -73,8 +75,8 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
     if "redis" in host.roles:
         server = find_redis_server(host.settings.get(SERVER_VARIABLE, ""))
         click.echo(f"Redis is {server}; another one: {SERVER_VARIABLE}=PATH, with --force. `usher doctor` says what later versions have mended.")
-    if "consumer" in host.roles:
-        _tell_of_handler(host)
+    if "consumer" in host.roles and not _tell_of_handler(host):
+        sys.exit(1)
 
 
 def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, Any]) -> Host:
@@ -209,13 +211,15 @@ def _project(folder: Path, settings: Mapping[str, str]) -> Path | None:
     return here if _handler_trouble(settings, folder if folder.is_dir() else Path("/")) else None
 
 
-def _tell_of_handler(host: Host) -> None:
-    """A warning and no refusal: a host may be prepared before the handler's project is on it."""
+def _tell_of_handler(host: Host) -> bool:
+    """Whether consumers can use it. The folder is written in any case: a host may be prepared before the handler's project is on it."""
     if host.project is not None:
         click.echo(f"Consumers run in {host.project}, where the module of their handler is.")
-    if trouble := _handler_trouble(host.settings, host.consumer_folder):
+    trouble = _handler_trouble(host.settings, host.consumer_folder)
+    if trouble:
         where = f"'The handler' in {host.folder / 'README.md'} says where it is looked for"
         click.echo(f"usher: no consumer will start: {trouble}\n{where}. Once that is mended: {host.again()}", err=True)
+    return not trouble
 
 
 def _handler_trouble(settings: Mapping[str, str], folder: Path) -> str:

@@ -152,8 +152,9 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
     ``check`` is called all the time and may raise; ``told`` gets a word on what is being waited for. Raises StartRefused when a program
     cannot start.
     """
-    announce(made.state_folder, Up(made.redis_url, ",".join(made.settings.urls), os.getpid()))
     settings = made.settings
+    names = [f"consumer-{index + 1}" for index in range(settings.consumers)]
+    announce(made.state_folder, Up(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names)))
     if made.redis_port is not None:
         told("starting Redis")
         running.start_group("redis")
@@ -163,8 +164,7 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
     _wait(running, "master", check, lambda: _first_trouble(settings.urls, settings.api_token), 60.0)
     told(f"starting {many(settings.consumers, 'consumer')}")
     running.start_group("consumer")
-    names = {f"consumer-{index + 1}" for index in range(settings.consumers)}
-    _wait(running, "consumer", check, lambda: _missing(names, settings), 60.0 + settings.lease_seconds)
+    _wait(running, "consumer", check, lambda: _missing(set(names), settings), 60.0 + settings.lease_seconds)
     if made.environ.get("USHER_OUTBOX_URL"):
         told("starting the streamer")
         running.start_group("streamer")

@@ -148,10 +148,12 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
         }
         click.echo(orjson.dumps(document))
     else:
-        single = f", id {last_id.decode()}" if sender.accepted == 1 and last_id else ""
+        how = f"in {seconds:.1f} s ({speed:,.0f}/s)"
+        if sender.accepted == 1 and last_id:  # of one there is no rate
+            how = f"as {last_id.decode()}"
         repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
         where = sender.stream if sender.due_ms() is None else f"the delayed messages of {sender.stream}"
-        click.echo(f"{sender.accepted:,} sent to {where} in {seconds:.1f} s ({speed:,.0f}/s){single}{repeats}")
+        click.echo(f"{sender.accepted:,} sent to {where} {how}{repeats}")
     if trouble:
         click.echo(f"usher: {trouble}", err=True)
         unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 
+from common.running_up import running_up
 from common.settings import CommonSettings, options
-from master.commands.looking import console, consumers_table, print_json, status_reader, table, tickets_table
+from master.commands.looking import configured, console, consumers_table, print_json, table, tickets_table
 from master.policy.explain import span
 from master.status import StatusReader
 
@@ -18,35 +22,49 @@ _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
 
 
-@click.command(help="Show consumers, tickets in processing, lag, pending and rates. On a terminal the table follows; Ctrl-C ends it.")
+_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table follows; Ctrl-C ends it.
+
+Exit code 1 when a consumer of the `usher up` of this machine is not alive."""
+
+
+@click.command(help=_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
 @click.option("--once", is_flag=True, help="Print the table once and end (the default when the output is no terminal).")
 @click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS", help="Time between two looks.")
 @options(CommonSettings)
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
-    with status_reader(flags) as reader:
-        if as_json:
-            print_json(look(reader, None))
-            return
+    with configured(flags, "status") as found:
+        reader = StatusReader(found.link, found.keys, found.settings.sources)
+        logs = _logs_of_up(found.settings)
+        seen = look(reader, None, logs)
         screen = console()
-        seen = look(reader, None)
-        if once or not screen.is_terminal:
+        if as_json:
+            print_json(seen)
+        elif once or not screen.is_terminal:
             screen.print(drawn(seen))
-            return
-        try:
-            with Live(drawn(seen), console=screen, auto_refresh=False, screen=False) as live:
+        else:
+            with contextlib.suppress(KeyboardInterrupt), Live(drawn(seen), console=screen, auto_refresh=False, screen=False) as live:
                 while True:
                     time.sleep(every)
-                    seen = look(reader, seen)
+                    seen = look(reader, seen, logs)
                     live.update(drawn(seen), refresh=True)
-        except KeyboardInterrupt:
             return
+        sys.exit(1 if seen["missing_consumers"] else 0)
 
 
-def look(reader: StatusReader, before: dict[str, Any] | None) -> dict[str, Any]:
+def _logs_of_up(settings: CommonSettings) -> dict[str, str]:
+    """Consumers that run on this machine, as far as we know, by name, and their logs: those of the `usher up` whose Redis we look at."""
+    up = running_up(settings.state_folder)
+    if up is None or settings.redis_url not in ("", up.redis_url):
+        return {}
+    return {name: str(settings.state_folder / "logs" / f"{name}.log") for name in up.consumers.split(",") if name}
+
+
+def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str, str]) -> dict[str, Any]:
     """One look. Rates are per second since ``before``, None at the first look.
 
-    ``done`` counts what the stream holds and the group has neither unread nor pending.
+    ``done`` counts what the stream holds and the group has neither unread nor pending. ``missing_consumers``: those of ``logs`` that are not alive,
+    each with its log. One that ends again and again before it registers is on no roster: only its supervisor and its log know of it.
     """
     overview = reader.overview()
     overview["done"] = max(0, overview["entries"] - overview["lag"] - overview["pending"])
@@ -57,7 +75,10 @@ def look(reader: StatusReader, before: dict[str, Any] | None) -> dict[str, Any]:
         rates["sent_per_second"] = round((overview["entries"] - before["entries"]) / seconds, 1)
         rates["done_per_second"] = round((overview["done"] - before["done"]) / seconds, 1)
     overview["sources"] = reader.sources()
-    return overview | rates | {"consumers": reader.consumers(), "tickets_in_processing": page["tickets"][:_TICKETS_SHOWN]}
+    consumers = reader.consumers()
+    alive = {row["name"] for row in consumers if row["state"] != "lost"}
+    overview["missing_consumers"] = {name: log for name, log in logs.items() if name not in alive}
+    return overview | rates | {"consumers": consumers, "tickets_in_processing": page["tickets"][:_TICKETS_SHOWN]}
 
 
 def drawn(seen: dict[str, Any]) -> RenderableType:
@@ -85,9 +106,11 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
     if not seen["consumers"]:
         parts.append("  none is registered: start one with `usher consumer --consumer-name NAME --handler module:function`")
+    parts += [f"  {name} of `usher up` is not alive; its log may say why: {log}" for name, log in seen["missing_consumers"].items()]
     if seen["tickets_in_processing"]:
         shown = len(seen["tickets_in_processing"])
-        parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {seen['tickets']:,})")]
+        total = max(shown, seen["tickets"])  # they were counted a moment before
+        parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {total:,})")]
     return Group(*parts)
 
 

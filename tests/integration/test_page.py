@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 
+import click
 import pytest
 from flask import Flask
 from werkzeug.test import Client, TestResponse
 
 from common import web
+from common.cli import usher
 from common.credentials import Identity, Role
 from common.errors import NotNow
 from common.live_sockets import LiveSockets
@@ -121,6 +124,18 @@ def test_every_page_is_there_for_an_empty_system(site: Site, path: str) -> None:
     assert answered.headers["Referrer-Policy"] == "same-origin"
     assert not re.search(r"<script(?! src)|<style| style=| on[a-z]+=|https?://(?!one)", answered.text)
     assert len(re.findall("<h1", answered.text)) == 1
+
+
+@pytest.mark.parametrize("path", _PAGES)
+def test_the_command_that_a_page_names_is_one_that_does_something(site: Site, path: str) -> None:
+    """And not the name of several, which prints a help text and ends with 2."""
+    for line in re.findall(r"<code>usher ([^<]*)</code>", site.get(path).text):
+        command: click.Command | None = usher
+        for word in html.unescape(line).split():
+            if not isinstance(command, click.Group) or (found := command.get_command(click.Context(command), word)) is None:
+                break
+            command = found
+        assert not isinstance(command, click.Group) or command.invoke_without_command, line
 
 
 def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None:

@@ -47,7 +47,7 @@ def alarm_texts(link: Link) -> list[str]:
 
 def status_text(link: Link) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(drawn(look(StatusReader(link, _KEYS), None)))
+    Console(file=out, width=200).print(drawn(look(StatusReader(link, _KEYS), None, {})))
     return out.getvalue()
 
 

@@ -158,13 +158,13 @@ def test_a_handler_in_the_folder_where_the_command_was_given_is_found_by_the_ser
     ],
 )
 def test_of_a_handler_that_the_service_could_not_use_it_warns(folder: Path, handler: str, told: str) -> None:
-    """It may come later: the folder is written all the same."""
+    """It may come later: the folder is written all the same, and the exit code says that something is wrong."""
     (folder / "broken.py").write_text("import not_there_at_all\n")
     made = folder / "made"
     done = subprocess.run(
         [*USHER, "init-deploy", str(made), "--handler", handler], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, (made / "supervisord.conf").exists()) == (0, True)
+    assert (done.returncode, (made / "supervisord.conf").exists()) == (1, True)
     assert told.format(folder=folder, made=made) in done.stderr
     assert "no consumer will start" in done.stderr
     assert f"init-deploy {made} --force" in done.stderr, "the command for later"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import signal
@@ -12,6 +14,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from common.commands.leader import is_well, living_consumers, somebody_leads
@@ -84,6 +87,28 @@ def test_a_killed_consumer_comes_back_and_its_ticket_goes_on(folder: Path) -> No
         assert "exited: consumer-1" in up.output
         (after,) = [row for row in up.consumers() if row["state"] == "live"]
         assert after["incarnation"] != before["incarnation"]
+        assert up.end(signal.SIGTERM) == 0
+
+
+def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(folder: Path) -> None:
+    """Its program was changed under it, say: it ends before it registers, again and again, and soon it is on no roster any more."""
+    (folder / "mine.py").write_text("def handle(message): ...\n")
+    with UsherUp(folder, "--consumers", "2", "--handler", "mine:handle", USHER_LEASE_SECONDS="2") as up:
+        well = up.run("status")
+        assert (well.returncode, "not alive" in well.stdout) == (0, False)
+        (folder / "mine.py").write_text("def handle(message):\n")
+        for process in processes_of(folder):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a worker may end with its arbiter
+                if "consumer" in process.cmdline():
+                    process.kill()
+        until(lambda: up.run("status").returncode == 1, 30, "one of them is lost")
+        until(lambda: not [row for row in up.consumers() if row["state"] != "lost"], 30, "both are lost")
+        told = "".join(up.run("status").stdout.split())  # without its line breaks
+        for name in ("consumer-1", "consumer-2"):
+            assert f"{name}of`usherup`isnotalive;itslogmaysaywhy:{up.state}/logs/{name}.log" in told
+        until(lambda: up.output.count("usher consumer: USHER_HANDLER=mine:handle cannot be imported") >= 2, 20, "both have said why")
+        document = up.run("status", "--json")
+        assert (document.returncode, set(json.loads(document.stdout)["missing_consumers"])) == (1, {"consumer-1", "consumer-2"})
         assert up.end(signal.SIGTERM) == 0
 
 

@@ -52,6 +52,13 @@ def test_the_modules_of_all_commands_exist() -> None:
         assert importlib.util.find_spec(listed.target.partition(":")[0]) is not None, listed.target
 
 
+@pytest.mark.parametrize(("word", "meant"), [("stauts", "status"), ("consumer s", "consumers"), ("zzz", None)])
+def test_a_misspelt_command_is_told_which_one_may_be_meant(word: str, meant: str | None) -> None:
+    done = usher(word)
+    assert (done.returncode, f"No such command '{word}'." in done.stderr) == (2, True)
+    assert re.findall(r"Did you mean '(.*)'", done.stderr) == ([meant] if meant else [])
+
+
 def test_version() -> None:
     done = usher("--version")
     assert done.returncode == 0
