@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 200
 #: One that cannot be sent is tried again after this time; and so are we, when Redis refuses to let us look (a user without the rights).
 _AGAIN_S = 60.0
+_AGAIN_MS = int(_AGAIN_S * 1000)
 #: A wait for the next message, at most; and after this time we look although none was told: a stream that was deleted and came back with lower ids
 #: wakes nobody (REDIS-FACTS C1).
 _BLOCK_S, _LOOK_S = 5.0, 60.0
@@ -68,12 +69,32 @@ class DelayedMessages(Service):
         return 0.0
 
     def _send(self, steps: LeaderSteps, due: Sequence[Due]) -> None:
-        told = steps.send_delayed([(one, self._stream_of(one)) for one in due], int(_AGAIN_S * 1000))
-        refused = [(one, why) for one, why in zip(due, told, strict=True) if isinstance(why, str)]
-        self.sent += sum(isinstance(one, bytes) and one != b"" for one in told)
+        asked = [(one, self._stream_of(one)) for one in due]
+        try:
+            told = list(zip(due, steps.send_delayed(asked, _AGAIN_MS), strict=True))
+        except CommandRefused:
+            if self._sources is None:
+                raise
+            told = self._sent_apart(steps, asked)
+        refused = [(one, why) for one, why in told if isinstance(why, str)]
+        self.sent += sum(isinstance(new_id, bytes) and new_id != b"" for _, new_id in told)
         if refused:
             first, why = refused[0]
             event(log, "delayed_not_sent", level=logging.ERROR, count=len(refused), first=from_rank(rank(first.member)), why=why, again_in_s=_AGAIN_S)
+
+    @staticmethod
+    def _sent_apart(steps: LeaderSteps, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:
+        """Redis refuses a script as a whole when we may not write to one of the streams, or it is in another slot of a cluster: each on its own."""
+        told: list[tuple[Due, bytes | str]] = []
+        for stream in dict.fromkeys(stream for _, stream in asked):
+            share = [one for one, named in asked if named == stream]
+            try:
+                outcomes = steps.send_delayed([(one, stream) for one in share], _AGAIN_MS)
+            except CommandRefused as refused:
+                steps.send_delayed([(one, None) for one in share], _AGAIN_MS)  # due again later, so that they are not the first ones for ever
+                outcomes = [str(refused)] * len(share)
+            told += zip(share, outcomes, strict=True)
+        return told
 
     def _stream_of(self, one: Due) -> str | None:
         if self._sources is None:
