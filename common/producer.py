@@ -44,7 +44,7 @@ _MOST_FIELDS = 3500
 _LONGEST_UID = 512
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 #: A time behind this is no time in milliseconds (lua/due_delayed.lua).
-_LATEST_MS = 10**15
+LATEST_MS = 10**15
 #: IDMP remembers so many uids of a producer id at most, whatever the time; by their hash uids are spread over these producer ids.
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
 
@@ -109,8 +109,8 @@ class Producer:
         """
         context = [_raw(part) for field in context_fields().items() for part in field]
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
-        if due_ms is not None and not 0 <= due_ms < _LATEST_MS:
-            raise ValueError(f"due_ms is a time in milliseconds since the epoch, below {_LATEST_MS} (this one is {due_ms})")
+        if due_ms is not None and not 0 <= due_ms < LATEST_MS:
+            raise ValueError(f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms})")
         prepared = [self._prepared(message, context, due_ms) for message in messages]
         sent: list[Sent] = []
         for at in range(0, len(prepared), BATCH):

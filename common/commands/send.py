@@ -18,7 +18,7 @@ from common.commands.sender import RecognisedSender, Sender, SendingStopped, bat
 from common.commands.times import Duration, Moment
 from common.errors import NotNow
 from common.plural import many
-from common.producer import Producer
+from common.producer import LATEST_MS, Producer
 from common.redis_client import Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -70,6 +70,8 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
     if given["after_s"] is not None and given["at_ms"] is not None:
         raise click.UsageError("--after and --at both say when the messages are due: give one of them")
+    if given["after_s"] is not None and Producer.ms_from_now(given["after_s"]) >= LATEST_MS:
+        raise click.UsageError("--after: that is too late, the last time is in the year 33658")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
 
