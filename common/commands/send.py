@@ -142,7 +142,7 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
             "repeated": repeated,
             "unknown": sender.unknown,
             "stream": sender.stream,
-            "due_ms": sender.due_ms(),
+            "due_ms": sender.last_due_ms,
             "last_id": last_id.decode(),
             "seconds": round(seconds, 3),
             "messages_per_second": speed,

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -80,6 +81,13 @@ def test_what_is_no_time_is_refused(run: Run, link: Link, words: tuple[str, ...]
     code, said = run("send", "--ticket", "42", *words)
     assert (code, told in said) == (2, True), said
     assert link.call("DBSIZE") == 0
+
+
+def test_the_document_tells_the_time_that_the_last_message_has(run: Run, link: Link, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("case\n1\n2\n")
+    seen = _document(run, "send", "--csv", str(tmp_path / "rows.csv"), "--key", "case", "--after", "1h", "--rate", "5")
+    _, [_, flat] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
+    assert seen["due_ms"] == int(dict(zip(flat[::2], flat[1::2], strict=True))[b"due_ms"])
 
 
 def test_those_that_wait_are_listed_the_earliest_first(run: Run, link: Link) -> None:
