@@ -67,7 +67,7 @@ def drop(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, ticket: 
     by = caller(reason)
     with configured(flags, "delayed") as (settings, link, keys):
         view = DelayedView(link, keys, settings.work_ticket_field)
-        chosen = list(dict.fromkeys(ids)) or [one.id for one in view.all(ticket)]
+        chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))
         if chosen and not yes:
             if as_json or not sys.stdin.isatty():
                 raise click.UsageError("nobody can be asked here: give --yes")

@@ -124,6 +124,16 @@ def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run:
     assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
 
 
+def test_all_are_dropped_also_those_that_no_leader_has_looked_at(run: Run, link: Link) -> None:
+    run("send", "--ticket", "A", "text=x", "--after", "1h")
+    _put_in_order(link)
+    for ticket in ("A", "B"):
+        run("send", "--ticket", ticket, "text=x", "--after", "1h")
+    assert run("delayed", "drop", "--all", "--ticket", "A", "--yes") == (0, "2 delayed messages dropped\n")
+    assert run("delayed", "drop", "--all", "--yes") == (0, "1 delayed message dropped\n")
+    assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 0
+
+
 @pytest.mark.parametrize("words", [(), ("1-1", "--all"), ("--ticket", "A"), ("nonsense",), ("--all",), ("1-1", "--json")])
 def test_nothing_is_dropped_by_mistake(run: Run, link: Link, words: tuple[str, ...]) -> None:
     run("send", "--ticket", "A", "text=x", "--after", "1h")
