@@ -124,6 +124,18 @@ def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run:
     assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
 
 
+def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USHER_TICKET_STREAM", "orders,returns")
+    world = World(link)
+    world.keys = Keys("usher:{g}", "g")
+    for ticket in ("A", "B"):
+        link.call("XADD", "usher:{g}:delayed", "*", "due_ms", 4_000_000_000_000, "stream", "orders", "ticket_id", ticket)
+    world.elect().due_delayed(10)
+    [row] = _document(run, "delayed", "list", "--ticket", "A")["messages"]
+    assert row["ticket_id"] == "A"
+    assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes")["dropped"] == 1
+
+
 def test_all_are_dropped_also_those_that_no_leader_has_looked_at(run: Run, link: Link) -> None:
     run("send", "--ticket", "A", "text=x", "--after", "1h")
     _put_in_order(link)
