@@ -136,6 +136,13 @@ def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(run: Run,
     assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes")["dropped"] == 1
 
 
+def test_a_ticket_that_is_no_text_can_be_dropped(run: Run, link: Link) -> None:
+    link.call("XADD", LogKeys("ticket_stream").delayed, "*", "due_ms", 4_000_000_000_000, "ticket_id", b"\xff")
+    assert run("delayed", "drop", "--all", "--ticket", "\udcff", "--yes") == (0, "1 delayed message dropped\n")
+    [line], _ = ActionLog(link, KEYS).page(None, 10)
+    assert line["outcome"] == "dropped 1, gone 0"
+
+
 def test_all_are_dropped_also_those_that_no_leader_has_looked_at(run: Run, link: Link) -> None:
     run("send", "--ticket", "A", "text=x", "--after", "1h")
     _put_in_order(link)
