@@ -143,6 +143,15 @@ def test_a_ticket_that_is_no_text_can_be_dropped(run: Run, link: Link) -> None:
     assert line["outcome"] == "dropped 1, gone 0"
 
 
+@pytest.mark.parametrize("words", [("list",), ("drop", "--all", "--yes"), ("drop", "1-1", "--yes")])
+def test_what_redis_refuses_is_said_in_one_line(run: Run, link: Link, words: tuple[str, ...]) -> None:
+    """As under the users of a former version, who may not use these keys."""
+    link.call("SET", LogKeys("ticket_stream").delayed, "spoilt")
+    link.call("SET", LogKeys("ticket_stream").due, "spoilt")
+    code, said = run("delayed", *words)
+    assert (code, said.count("\n"), "WRONGTYPE" in said) == (2, 1, True), said
+
+
 def test_all_are_dropped_also_those_that_no_leader_has_looked_at(run: Run, link: Link) -> None:
     run("send", "--ticket", "A", "text=x", "--after", "1h")
     _put_in_order(link)
