@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from common.commands.sender import RecognisedSender, Sender, SendingStopped, batches, paced
 from common.commands.times import Duration, Moment
 from common.errors import NotNow
+from common.message import FOR_FIELD
 from common.plural import many
 from common.producer import LATEST_MS, Producer
 from common.redis_client import Link, check_reachable
@@ -47,6 +48,8 @@ from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, 
 def send(flags: dict[str, Any], **given: Any) -> None:
     settings = load(CommonSettings, os.environ, flags)
     _check_usage(given)
+    if given["after_s"] is not None or given["at_ms"] is not None:
+        _check_gathered(settings, flags)
     url = resolve_redis_url(settings)
     with contextlib.ExitStack() as stack:
         source = _source(stack, settings, given)
@@ -74,6 +77,14 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError("--after: that is too late, the last time is in the year 33658")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
+
+
+def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
+    """For one of several streams a message waits beside the work stream: beside its own no master looks."""
+    everything = load(CommonSettings, os.environ, {field: value for field, value in flags.items() if field != "ticket_stream"})
+    if everything.sources is not None and settings.sources is None and everything.sources.takes(settings.ticket_stream.encode()):
+        way_out = f"give --ticket-stream '{everything.work_stream}' and the field {FOR_FIELD.decode()}={settings.ticket_stream}"
+        raise click.UsageError(f"{settings.ticket_stream} is gathered (USHER_TICKET_STREAM is {everything.ticket_stream}); for later, {way_out}")
 
 
 def _due(given: dict[str, Any]) -> Callable[[], int | None]:

@@ -14,6 +14,7 @@ import pytest
 
 from common.keys import Keys, LogKeys
 from common.redis_client import Link
+from common.sources import Sources
 from master.actions import ActionLog
 from master.vitals import VitalsReader
 from tests.commands import usher
@@ -134,6 +135,21 @@ def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(run: Run,
     [row] = _document(run, "delayed", "list", "--ticket", "A")["messages"]
     assert row["ticket_id"] == "A"
     assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes")["dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("streams", "name", "work"), [("orders,returns", "orders", "usher:{g}"), ("a{7},b{7}", "a{7}", "usher:g{7}"), ("o*", "orders", "usher:{g}")]
+)
+def test_for_one_of_several_streams_a_message_waits_only_where_a_master_looks(
+    run: Run, link: Link, monkeypatch: pytest.MonkeyPatch, streams: str, name: str, work: str
+) -> None:
+    monkeypatch.setenv("USHER_TICKET_STREAM", streams)
+    code, said = run("send", "--ticket", "42", "--after", "10m", "--ticket-stream", name)
+    assert (code, f"--ticket-stream '{work}' and the field stream={name}" in said) == (2, True), said
+    assert link.call("DBSIZE") == 0
+    assert run("send", "--ticket", "42", "--after", "10m", "--ticket-stream", work, f"stream={name}")[0] == 0
+    [row] = link.call("XRANGE", LogKeys(Sources.parse(streams).work_stream("g")).delayed, "-", "+")
+    assert {b"stream", name.encode()} < set(row[1])
 
 
 def test_a_ticket_that_is_no_text_can_be_dropped(run: Run, link: Link) -> None:
