@@ -8,6 +8,7 @@ changes nothing, so every doubt is answered by another look.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from common.clock import now_s
@@ -48,6 +49,7 @@ class DelayedMessages(Service):
         self._delayed = LogKeys(keys.stream).delayed
         self._lead = lead
         self._sources = sources
+        self._unsent: dict[str, tuple[int, float]] = {}  # by reason, of which there are few: how many since it was told, and when that was
         self.sent = 0
 
     def run_once(self) -> float:
@@ -78,9 +80,21 @@ class DelayedMessages(Service):
             told = self._sent_apart(steps, asked)
         refused = [(one, why) for one, why in told if isinstance(why, str)]
         self.sent += sum(isinstance(new_id, bytes) and new_id != b"" for _, new_id in told)
-        if refused:
-            first, why = refused[0]
-            event(log, "delayed_not_sent", level=logging.ERROR, count=len(refused), first=from_rank(rank(first.member)), why=why, again_in_s=_AGAIN_S)
+        self._tell(refused)
+
+    def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
+        """Each reason once in the time after which they are tried again, with how many there were since: a mistake is made a thousand times."""
+        by_reason: dict[str, list[Due]] = {}
+        for one, why in refused:
+            by_reason.setdefault(why, []).append(one)
+        for why, ones in by_reason.items():
+            before, told_s = self._unsent.get(why, (0, -math.inf))
+            count = before + len(ones)
+            if now_s() - told_s >= _AGAIN_S / 2:
+                first = from_rank(rank(ones[0].member))
+                event(log, "delayed_not_sent", level=logging.ERROR, count=count, first=first, why=why, again_in_s=_AGAIN_S)
+                count, told_s = 0, now_s()
+            self._unsent[why] = (count, told_s)
 
     @staticmethod
     def _sent_apart(steps: LeaderSteps, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 
@@ -95,6 +96,16 @@ def test_of_several_streams_a_message_names_the_one_that_it_is_for(any_redis_url
             delay(world, ticket, PAST, "stream", named)
         _until(lambda: service.sent == 2 and "delayed_not_sent" in caplog.text)
     assert (sent(world, "tenant:a"), sent(world, "orders"), left(world)) == ([b"A"], [b"B"], 2)
+
+
+def test_thousands_that_cannot_be_sent_for_one_reason_are_one_line(any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.link.call("SET", "orders", "no stream")
+    for number in range(1000):
+        delay(world, b"%d" % number, PAST, "stream", "orders" if number == 7 else "nowhere")
+    with caplog.at_level(logging.ERROR), _running(any_redis_url, world, _led(world.elect()), Sources.parse("orders,tenant:*")):
+        _until(lambda: world.link.call("ZCOUNT", log_keys(world).due, PAST + 1, "+inf") == 1000)
+    told = [vars(record)["facts"] for record in caplog.records]
+    assert sorted((facts["count"], facts["first"], "WRONGTYPE" in facts["why"]) for facts in told) == [(1, mock.ANY, True), (199, mock.ANY, False)]
 
 
 def test_a_stream_that_we_may_not_write_to_holds_up_no_other(any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
