@@ -123,6 +123,7 @@ class DelayedMessages(Service):
             block_ms = max(1, int(left_s * 1000))
             if self._link.call("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._delayed, look.until, block_s=left_s):
                 return
+            self.made_progress()
 
     def interrupt(self) -> None:
         self._link.interrupt()

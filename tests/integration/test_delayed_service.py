@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from common.clock import now_s
 from common.redis_client import Link
 from common.sources import Sources
 from master.delayed import DelayedMessages
@@ -70,6 +71,16 @@ def test_more_than_a_page_of_them_are_all_put_in_order_before_the_first_is_sent(
     with _running(any_redis_url, world, _led(leader)):
         _until(lambda: left(world) == 0)
     assert sent(world) == [b"%d" % number for number in reversed(range(450))]
+
+
+def test_a_wait_for_the_next_one_is_no_stall(any_redis_url: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a minute in which Redis refused it a turn may wait for another one: as long as health has patience."""
+    monkeypatch.setattr("master.delayed._BLOCK_S", 0.05)
+    delay(world, b"never", FUTURE)
+    with _running(any_redis_url, world, _led(world.elect())) as service:
+        _until(lambda: world.link.call("ZCARD", log_keys(world).due) == 1)
+        began_s = now_s()
+        _until(lambda: (service.last_turn_s or 0.0) - began_s > 0.2)
 
 
 def test_a_standby_sends_nothing(any_redis_url: str, world: World) -> None:
