@@ -64,13 +64,25 @@ def test_the_leading_master_sends_when_the_time_has_come_and_hears_of_earlier_on
 
 def test_more_than_a_page_of_them_are_all_put_in_order_before_the_first_is_sent(any_redis_url: str, world: World) -> None:
     """As after a time without a leader: of one ticket, what is due earlier may have been added later."""
-    for number in range(450):
-        delay(world, b"%d" % number, 1000 - number)
+    for number in range(1200):
+        delay(world, b"%d" % number, 5000 - number)
     leader = world.elect()
     assert leader.due_delayed(5)[1:] == (0, []), "there is more to put in order"
     with _running(any_redis_url, world, _led(leader)):
         _until(lambda: left(world) == 0)
-    assert sent(world) == [b"%d" % number for number in reversed(range(450))]
+    assert sent(world) == [b"%d" % number for number in reversed(range(1200))]
+
+
+def test_what_is_due_is_sent_also_while_many_more_are_added_than_are_sent(any_redis_url: str, world: World) -> None:
+    """More than the 200 of a call come between any two looks; the first is not sent before all are in order."""
+    leader = world.elect()
+    delay(world, b"A", PAST)
+    add = ("XADD", log_keys(world).delayed, "*", "due_ms", FUTURE, "ticket_id", "later")
+    for _ in range(10):
+        world.link.all_of([add] * 600)
+        if due := leader.due_delayed(200).due:
+            leader.send_delayed([(one, world.keys.stream) for one in due], 60_000)
+    assert sent(world) == [b"A"]
 
 
 def test_a_wait_for_the_next_one_is_no_stall(any_redis_url: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
