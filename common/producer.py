@@ -11,7 +11,8 @@ shares its fate: after a failover that lost the last moments, a repeat of one of
 guarded where it takes effect (``message.uid``).
 
 A message may also be for later: ``producer.send("42", {"text": "hello"}, due_ms=producer.ms_from_now(300))`` adds it among the delayed messages, from
-where the leading master takes it into the stream when it is due. A uid that was sent is known whether it was for now or for later.
+where the leading master takes it into the stream when it is due. A uid that was sent is known whether it was for now or for later. Where several
+streams are gathered, that is ``Producer(link, "usher:{<group>}")``, and the field ``stream`` names the one that the message is for.
 
 Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION dedup_s
 IDMP-MAXSIZE 10000``), that is used, but for delayed messages; else one script per batch.
@@ -44,7 +45,7 @@ _MOST_FIELDS = 3500
 _LONGEST_UID = 512
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 #: A time behind this is no time in milliseconds (lua/due_delayed.lua).
-_LATEST_MS = 10**15
+LATEST_MS = 10**15
 #: IDMP remembers so many uids of a producer id at most, whatever the time; by their hash uids are spread over these producer ids.
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
 
@@ -109,8 +110,8 @@ class Producer:
         """
         context = [_raw(part) for field in context_fields().items() for part in field]
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
-        if due_ms is not None and not 0 <= due_ms < _LATEST_MS:
-            raise ValueError(f"due_ms is a time in milliseconds since the epoch, below {_LATEST_MS} (this one is {due_ms})")
+        if due_ms is not None and not 0 <= due_ms < LATEST_MS:
+            raise ValueError(f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms})")
         prepared = [self._prepared(message, context, due_ms) for message in messages]
         sent: list[Sent] = []
         for at in range(0, len(prepared), BATCH):

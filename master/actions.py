@@ -65,9 +65,10 @@ class ActionLog:
     def note(self, action: Action, outcome: str) -> None:
         """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
         event(log, "operator_action", who=action.by.who, via=action.by.via, what=action.what, on=action.on, why=action.by.why, outcome=outcome)
+        line = (part.encode("utf-8", "surrogateescape") for part in action.line())
         try:
             with self._lock:
-                self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *action.line())
+                self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *line)
         except (RedisTrouble, CommandRefused) as trouble:
             event(log, "action_not_logged", level=logging.WARNING, what=action.what, on=action.on, why=str(trouble))
 

@@ -8,6 +8,7 @@ changes nothing, so every doubt is answered by another look.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from common.clock import now_s
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 200
 #: One that cannot be sent is tried again after this time; and so are we, when Redis refuses to let us look (a user without the rights).
 _AGAIN_S = 60.0
+_AGAIN_MS = int(_AGAIN_S * 1000)
 #: A wait for the next message, at most; and after this time we look although none was told: a stream that was deleted and came back with lower ids
 #: wakes nobody (REDIS-FACTS C1).
 _BLOCK_S, _LOOK_S = 5.0, 60.0
@@ -47,6 +49,7 @@ class DelayedMessages(Service):
         self._delayed = LogKeys(keys.stream).delayed
         self._lead = lead
         self._sources = sources
+        self._unsent: dict[str, tuple[int, float]] = {}  # by reason, of which there are few: how many since it was told, and when that was
         self.sent = 0
 
     def run_once(self) -> float:
@@ -68,12 +71,44 @@ class DelayedMessages(Service):
         return 0.0
 
     def _send(self, steps: LeaderSteps, due: Sequence[Due]) -> None:
-        told = steps.send_delayed([(one, self._stream_of(one)) for one in due], int(_AGAIN_S * 1000))
-        refused = [(one, why) for one, why in zip(due, told, strict=True) if isinstance(why, str)]
-        self.sent += sum(isinstance(one, bytes) and one != b"" for one in told)
-        if refused:
-            first, why = refused[0]
-            event(log, "delayed_not_sent", level=logging.ERROR, count=len(refused), first=from_rank(rank(first.member)), why=why, again_in_s=_AGAIN_S)
+        asked = [(one, self._stream_of(one)) for one in due]
+        try:
+            told = list(zip(due, steps.send_delayed(asked, _AGAIN_MS), strict=True))
+        except CommandRefused:
+            if self._sources is None:
+                raise
+            told = self._sent_apart(steps, asked)
+        refused = [(one, why) for one, why in told if isinstance(why, str)]
+        self.sent += sum(isinstance(new_id, bytes) and new_id != b"" for _, new_id in told)
+        self._tell(refused)
+
+    def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
+        """Each reason once in the time after which they are tried again, with how many there were since: a mistake is made a thousand times."""
+        by_reason: dict[str, list[Due]] = {}
+        for one, why in refused:
+            by_reason.setdefault(why, []).append(one)
+        for why, ones in by_reason.items():
+            before, told_s = self._unsent.get(why, (0, -math.inf))
+            count = before + len(ones)
+            if now_s() - told_s >= _AGAIN_S / 2:
+                first = from_rank(rank(ones[0].member))
+                event(log, "delayed_not_sent", level=logging.ERROR, count=count, first=first, why=why, again_in_s=_AGAIN_S)
+                count, told_s = 0, now_s()
+            self._unsent[why] = (count, told_s)
+
+    @staticmethod
+    def _sent_apart(steps: LeaderSteps, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:
+        """Redis refuses a script as a whole when we may not write to one of the streams, or it is in another slot of a cluster: each on its own."""
+        told: list[tuple[Due, bytes | str]] = []
+        for stream in dict.fromkeys(stream for _, stream in asked):
+            share = [one for one, named in asked if named == stream]
+            try:
+                outcomes = steps.send_delayed([(one, stream) for one in share], _AGAIN_MS)
+            except CommandRefused as refused:
+                steps.send_delayed([(one, None) for one in share], _AGAIN_MS)  # due again later, so that they are not the first ones for ever
+                outcomes = [str(refused)] * len(share)
+            told += zip(share, outcomes, strict=True)
+        return told
 
     def _stream_of(self, one: Due) -> str | None:
         if self._sources is None:
@@ -88,6 +123,7 @@ class DelayedMessages(Service):
             block_ms = max(1, int(left_s * 1000))
             if self._link.call("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._delayed, look.until, block_s=left_s):
                 return
+            self.made_progress()
 
     def interrupt(self) -> None:
         self._link.interrupt()

@@ -68,11 +68,22 @@ class DelayedView:
             bodies = self._link.all_of([("XRANGE", self._log.delayed, member, member) for member in members])
             seen += len(members)
             for member, score, found in zip(members, scores, bodies, strict=True):
-                named = first_value(found[0][1], self._field) if found else None
-                shown = (named or b"").decode("utf-8", "surrogateescape")
+                shown = self._ticket_of(found[0][1]) if found else ""
                 if found and ticket in (None, shown):
                     entry = EntryView(from_rank(rank(member)), found[0][1])
                     yield Delayed(entry.id, int(float(score)), shown, entry.fields)
+
+    def ids(self, ticket: str | None = None) -> Iterator[str]:
+        """Of all that wait, also of those that are not in order yet."""
+        start = "-"
+        while page := self._link.call("XRANGE", self._log.delayed, start, "+", "COUNT", _PAGE):
+            yield from (entry_id.decode() for entry_id, flat in page if ticket is None or self._ticket_of(flat) == ticket)
+            if len(page) < _PAGE:
+                return  # behind the highest id of all there is no range
+            start = f"({page[-1][0].decode()}"
+
+    def _ticket_of(self, flat: Sequence[bytes]) -> str:
+        return (first_value(flat, self._field) or b"").decode("utf-8", "surrogateescape")
 
     def drop(self, ids: Sequence[str]) -> int:
         """Throw these away; how many there were. One that is sent at this moment is not among them: it is taken out once."""

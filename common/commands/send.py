@@ -17,8 +17,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from common.commands.sender import RecognisedSender, Sender, SendingStopped, batches, paced
 from common.commands.times import Duration, Moment
 from common.errors import NotNow
+from common.message import FOR_FIELD
 from common.plural import many
-from common.producer import Producer
+from common.producer import LATEST_MS, Producer
 from common.redis_client import Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -47,6 +48,8 @@ from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, 
 def send(flags: dict[str, Any], **given: Any) -> None:
     settings = load(CommonSettings, os.environ, flags)
     _check_usage(given)
+    if given["after_s"] is not None or given["at_ms"] is not None:
+        _check_gathered(settings, flags)
     url = resolve_redis_url(settings)
     with contextlib.ExitStack() as stack:
         source = _source(stack, settings, given)
@@ -70,8 +73,18 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
     if given["after_s"] is not None and given["at_ms"] is not None:
         raise click.UsageError("--after and --at both say when the messages are due: give one of them")
+    if given["after_s"] is not None and Producer.ms_from_now(given["after_s"]) >= LATEST_MS:
+        raise click.UsageError("--after: that is too late, the last time is in the year 33658")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
+
+
+def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
+    """For one of several streams a message waits beside the work stream: beside its own no master looks."""
+    everything = load(CommonSettings, os.environ, {field: value for field, value in flags.items() if field != "ticket_stream"})
+    if everything.sources is not None and settings.sources is None and everything.sources.takes(settings.ticket_stream.encode()):
+        way_out = f"give --ticket-stream '{everything.work_stream}' and the field {FOR_FIELD.decode()}={settings.ticket_stream}"
+        raise click.UsageError(f"{settings.ticket_stream} is gathered (USHER_TICKET_STREAM is {everything.ticket_stream}); for later, {way_out}")
 
 
 def _due(given: dict[str, Any]) -> Callable[[], int | None]:
@@ -140,7 +153,7 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
             "repeated": repeated,
             "unknown": sender.unknown,
             "stream": sender.stream,
-            "due_ms": sender.due_ms(),
+            "due_ms": sender.last_due_ms,
             "last_id": last_id.decode(),
             "seconds": round(seconds, 3),
             "messages_per_second": speed,

@@ -38,6 +38,7 @@ class Sender:
     accepted: int = 0
     unknown: int = 0
     due_ms: Callable[[], int | None] = lambda: None  # of the next batch, if it is for later
+    last_due_ms: int | None = None  # of the last one
 
     def send(self, batch: Sequence[NewMessage]) -> list[bytes]:
         """Add the messages in order; returns their stream ids.
@@ -46,7 +47,7 @@ class Sender:
         Redis could not be reached (none was added).
         """
         self.unknown = len(batch)
-        due_ms = self.due_ms()
+        due_ms = self.last_due_ms = self.due_ms()
         stream, more = (self.stream, {}) if due_ms is None else (LogKeys(self.stream).delayed, {DUE_FIELD.decode(): str(due_ms)})
         commands = [NewMessage(message.ticket_id, message.fields | more).xadd(stream, self.ticket_field) for message in batch]
         try:
@@ -81,8 +82,9 @@ class RecognisedSender(Sender):
     def send(self, batch: Sequence[NewMessage]) -> list[bytes]:
         """Ids in order, those of first sends included. Raises SendingStopped, and NotNow when the last trial did not happen."""
         self.unknown = len(batch)
+        self.last_due_ms = self.due_ms()
         try:
-            sent = self._producer.send_many((Outgoing(message.ticket_id, message.fields) for message in batch), self.due_ms())
+            sent = self._producer.send_many((Outgoing(message.ticket_id, message.fields) for message in batch), self.last_due_ms)
         except (ValueError, MessageUndecodable) as wrong:
             self.unknown = 0  # it was looked at before anything was sent
             raise SendingStopped(str(wrong)) from wrong

@@ -11,7 +11,8 @@
 --- @include facts_of
 --- @include bury
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
-local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 200
+-- A page has more entries than producers add until the next look, also many of them in a hurry: none is named before all are in order.
+local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 1000
 local stream = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1])) or {}
 local ends_at, first = stream['last-generated-id'] or '0-0', stream['first-entry'] and stream['first-entry'][1]
 local known = redis.call('GET', KEYS[3]) or '0-0'

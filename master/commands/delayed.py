@@ -37,14 +37,14 @@ def delayed() -> None:
 @options(CommonSettings)
 def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
     with configured(flags, "delayed") as (settings, link, keys):
-        view = DelayedView(link, keys, settings.work_ticket_field)
+        view = DelayedView(link, keys, settings.ticket_field)
         rows = [one for one, _ in zip(view.all(ticket), range(limit), strict=False)]
         waiting, unsorted = view.waiting(), view.unsorted()
     now_ms = time.time_ns() // 1_000_000
     if as_json:
         print_json({"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms, "messages": [_document(one) for one in rows]})
         return
-    lines = [(one.id, _time(one.due_ms), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, settings.work_ticket_field)) for one in rows]
+    lines = [(one.id, _time(one.due_ms), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, settings.ticket_field)) for one in rows]
     console().print(table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due")))
     click.echo("  none" if not rows else f"  {len(rows):,} of {waiting.messages:,}")
     if unsorted:
@@ -66,8 +66,8 @@ def drop(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, ticket: 
         raise click.UsageError(f"{wrong!r} is not the id of a message: it looks like 1526919030474-55, see `usher delayed list`")
     by = caller(reason)
     with configured(flags, "delayed") as (settings, link, keys):
-        view = DelayedView(link, keys, settings.work_ticket_field)
-        chosen = list(dict.fromkeys(ids)) or [one.id for one in view.all(ticket)]
+        view = DelayedView(link, keys, settings.ticket_field)
+        chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))
         if chosen and not yes:
             if as_json or not sys.stdin.isatty():
                 raise click.UsageError("nobody can be asked here: give --yes")

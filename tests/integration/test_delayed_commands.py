@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ import pytest
 
 from common.keys import Keys, LogKeys
 from common.redis_client import Link
+from common.sources import Sources
 from master.actions import ActionLog
 from master.vitals import VitalsReader
 from tests.commands import usher
@@ -73,12 +75,20 @@ def test_a_moment_may_be_given_and_repeats_are_recognised(run: Run, link: Link) 
         (("--after", "soon"), "write e.g. 90m"),
         (("--at", "soon"), "write e.g. 2026-11-21T10:00"),
         (("--after", "5m", "--at", "2096-01-01T00:00"), "give one of them"),
+        (("--after", "99999999d"), "too late"),  # it would be sent at once: no time has so many digits
     ],
 )
 def test_what_is_no_time_is_refused(run: Run, link: Link, words: tuple[str, ...], told: str) -> None:
     code, said = run("send", "--ticket", "42", *words)
     assert (code, told in said) == (2, True), said
     assert link.call("DBSIZE") == 0
+
+
+def test_the_document_tells_the_time_that_the_last_message_has(run: Run, link: Link, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("case\n1\n2\n")
+    seen = _document(run, "send", "--csv", str(tmp_path / "rows.csv"), "--key", "case", "--after", "1h", "--rate", "5")
+    _, [_, flat] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
+    assert seen["due_ms"] == int(dict(zip(flat[::2], flat[1::2], strict=True))[b"due_ms"])
 
 
 def test_those_that_wait_are_listed_the_earliest_first(run: Run, link: Link) -> None:
@@ -113,6 +123,59 @@ def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run:
         ("drop", f"delayed messages {of_c}, 1-1", "not wanted", "dropped 1, gone 1"),
     ]
     assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
+
+
+def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USHER_TICKET_STREAM", "orders,returns")
+    world = World(link)
+    world.keys = Keys("usher:{g}", "g")
+    for ticket in ("A", "B"):
+        link.call("XADD", "usher:{g}:delayed", "*", "due_ms", 4_000_000_000_000, "stream", "orders", "ticket_id", ticket)
+    world.elect().due_delayed(10)
+    [row] = _document(run, "delayed", "list", "--ticket", "A")["messages"]
+    assert row["ticket_id"] == "A"
+    assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes")["dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("streams", "name", "work"), [("orders,returns", "orders", "usher:{g}"), ("a{7},b{7}", "a{7}", "usher:g{7}"), ("o*", "orders", "usher:{g}")]
+)
+def test_for_one_of_several_streams_a_message_waits_only_where_a_master_looks(
+    run: Run, link: Link, monkeypatch: pytest.MonkeyPatch, streams: str, name: str, work: str
+) -> None:
+    monkeypatch.setenv("USHER_TICKET_STREAM", streams)
+    code, said = run("send", "--ticket", "42", "--after", "10m", "--ticket-stream", name)
+    assert (code, f"--ticket-stream '{work}' and the field stream={name}" in said) == (2, True), said
+    assert link.call("DBSIZE") == 0
+    assert run("send", "--ticket", "42", "--after", "10m", "--ticket-stream", work, f"stream={name}")[0] == 0
+    [row] = link.call("XRANGE", LogKeys(Sources.parse(streams).work_stream("g")).delayed, "-", "+")
+    assert {b"stream", name.encode()} < set(row[1])
+
+
+def test_a_ticket_that_is_no_text_can_be_dropped(run: Run, link: Link) -> None:
+    link.call("XADD", LogKeys("ticket_stream").delayed, "*", "due_ms", 4_000_000_000_000, "ticket_id", b"\xff")
+    assert run("delayed", "drop", "--all", "--ticket", "\udcff", "--yes") == (0, "1 delayed message dropped\n")
+    [line], _ = ActionLog(link, KEYS).page(None, 10)
+    assert line["outcome"] == "dropped 1, gone 0"
+
+
+@pytest.mark.parametrize("words", [("list",), ("drop", "--all", "--yes"), ("drop", "1-1", "--yes")])
+def test_what_redis_refuses_is_said_in_one_line(run: Run, link: Link, words: tuple[str, ...]) -> None:
+    """As under the users of a former version, who may not use these keys."""
+    link.call("SET", LogKeys("ticket_stream").delayed, "spoilt")
+    link.call("SET", LogKeys("ticket_stream").due, "spoilt")
+    code, said = run("delayed", *words)
+    assert (code, said.count("\n"), "WRONGTYPE" in said) == (2, 1, True), said
+
+
+def test_all_are_dropped_also_those_that_no_leader_has_looked_at(run: Run, link: Link) -> None:
+    run("send", "--ticket", "A", "text=x", "--after", "1h")
+    _put_in_order(link)
+    for ticket in ("A", "B"):
+        run("send", "--ticket", ticket, "text=x", "--after", "1h")
+    assert run("delayed", "drop", "--all", "--ticket", "A", "--yes") == (0, "2 delayed messages dropped\n")
+    assert run("delayed", "drop", "--all", "--yes") == (0, "1 delayed message dropped\n")
+    assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 0
 
 
 @pytest.mark.parametrize("words", [(), ("1-1", "--all"), ("--ticket", "A"), ("nonsense",), ("--all",), ("1-1", "--json")])
