@@ -11,8 +11,9 @@ shares its fate: after a failover that lost the last moments, a repeat of one of
 guarded where it takes effect (``message.uid``).
 
 A message may also be for later: ``producer.send("42", {"text": "hello"}, due_ms=producer.ms_from_now(300))`` adds it among the delayed messages, from
-where the leading master takes it into the stream when it is due. A uid that was sent is known whether it was for now or for later (but not to a
-server that drops repeats itself, see below: it knows those for now). Where several streams are gathered, that is ``Producer(link, "usher:{<group>}")``, and the field ``stream`` names the one that the message is for.
+where the leading master takes it into the stream when it is due. A uid that was sent is known whether it was for now or for later (but for servers
+that drop repeats themselves, see below: they know those for now). Where several streams are gathered, that is ``Producer(link, "usher:{<group>}")``,
+and the field ``stream`` names the one that the message is for.
 
 Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION dedup_s
 IDMP-MAXSIZE 10000``), that is used, but for delayed messages; else one script per batch.
