@@ -11,9 +11,14 @@ Threads and what they own
     roster    roster.py          looks at registrations and leases
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations
+    delayed   delayed.py         adds delayed messages to the stream when they are due
+    changes   halts.py           hears of tickets and rules that others have changed, and of new consumers
     trim      trimming.py        cuts what no reader needs (off by default)
     gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
                                  discover (source_watch.py) and share (sharing.py)
+    pulse     pulse.py           looks at the whole system for the page, once for all who look
+    feed      ticket_feed.py     tells followers what happens to their tickets (over common/live_sockets.py)
+    bulk      bulk_letters.py    redrives or drops all dead letters of a filter, as a person asked on the page
     (web)     web/               gunicorn's threads: registrations, reports of what consumers have acknowledged in Redis, look-ups
 
 Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox. Every thread has a connection of its own.

@@ -75,6 +75,8 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError("--after and --at both say when the messages are due: give one of them")
     if given["after_s"] is not None and Producer.ms_from_now(given["after_s"]) >= LATEST_MS:
         raise click.UsageError("--after: that is too late, the last time is in the year 33658")
+    if given["ticket"] == "":
+        raise click.UsageError("--ticket is empty: the message would be a dead letter at once (empty_ticket_id)")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
 

@@ -61,7 +61,8 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         on = f" on {first['consumer']}" if first["consumer"] else ""
         tries = f", {many(first['attempts'], 'attempt')}" if first["attempts"] else ""
         behind = f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
-        acts = any(seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS for row in still)
+        # One that an operator has paused waits for him, and not for whoever reads this.
+        acts = any(row["state"] != "paused" and (seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS) for row in still)
         text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
         found.append(Alarm(BAD if acts else WARN, text, first["href"]))
     return found

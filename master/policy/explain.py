@@ -63,7 +63,8 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
             return "handed_over", Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"), name, 0
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
         return "handed_over", Reason("owner_silent", f"{text}; {silent}"), name, 0
-    attempt = f"attempt {run.attempt}" + (f" of {facts.told.max_attempts}" if facts.told is not None and facts.told.max_attempts else "")
+    most = facts.told.max_attempts if facts.told is not None else 0
+    attempt = f"attempt {run.attempt}" + (f" of {most}" if run.attempt <= most else "")  # those that asked to be called later are in no limit
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
         return "running", Reason("handler_runs", text), f"the handler on {name}", 0

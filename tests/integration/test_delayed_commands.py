@@ -75,6 +75,7 @@ def test_a_moment_may_be_given_and_repeats_are_recognised(run: Run, link: Link) 
         (("--after", "soon"), "write e.g. 90m"),
         (("--at", "soon"), "write e.g. 2026-11-21T10:00"),
         (("--after", "5m", "--at", "2096-01-01T00:00"), "give one of them"),
+        (("--ticket", ""), "--ticket is empty"),
         (("--after", "99999999d"), "too late"),  # it would be sent at once: no time has so many digits
     ],
 )

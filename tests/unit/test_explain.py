@@ -188,6 +188,11 @@ class TestWhatElseIsSaid:
     def sentences(self, facts: Facts) -> list[str]:
         return [reason.text for reason in explain(facts).reasons]
 
+    def test_starts_beyond_the_limit_are_told_without_it(self) -> None:
+        """Those that asked to be called later (RetryLater) count as starts, and are in no limit."""
+        [first, *_] = self.sentences(owned(replace(RUNS, attempt=7)))
+        assert first == f"12-0 started 41 s ago on c3, attempt 7, fence {FENCE}"
+
     def test_who_waits_behind_whom(self) -> None:
         assert "17-0 waits behind 12-0" in self.sentences(owned(RUNS))
         assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,)))

@@ -167,5 +167,8 @@ def test_what_is_known_in_part_is_told_so() -> None:
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
     assert told(stuck=[stuck()]) == [("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind")]
     assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
+    paused = stuck(state="paused", since_ms=_NOW - 900_000, attempts=5)
+    assert told(stuck=[paused])[0][0] == "warn", "an operator did that"
+    assert told(stuck=[paused, stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
     level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
     assert (level, text) == ("bad", "2 tickets are stuck or being tried again; the oldest: INC-7 on c3, 3 attempts, 4 behind")
