@@ -348,12 +348,13 @@ def test_the_redis_that_is_set_is_used(tmp_path: Path) -> None:
 
 
 def test_else_the_redis_of_the_running_up(tmp_path: Path) -> None:
-    up = Up("redis://:secret@up", "http://a,http://b", os.getpid())
+    up = Up("redis://:secret@up", "http://a,http://b", os.getpid(), "consumer-1,consumer-2")
     announce(tmp_path / "new", up)
     assert running_up(tmp_path / "new") == up
     assert resolve_redis_url(_settings(tmp_path / "new")) == up.redis_url
     assert stat.S_IMODE((tmp_path / "new" / "up.json").stat().st_mode) == 0o600
-    assert json.loads((tmp_path / "new" / "up.json").read_text()) == {"redis_url": up.redis_url, "master_urls": up.master_urls, "pid": up.pid}
+    told = {"redis_url": up.redis_url, "master_urls": up.master_urls, "pid": up.pid, "consumers": up.consumers}
+    assert json.loads((tmp_path / "new" / "up.json").read_text()) == told
 
 
 def _gone_pid() -> int:
