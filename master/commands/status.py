@@ -24,7 +24,7 @@ _TROUBLES_SHOWN = 5
 
 _HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table follows; Ctrl-C ends it.
 
-Exit code 1 when a consumer of the `usher up` of this machine is not alive."""
+Exit code 1 when a consumer of the `usher up` of this machine is not alive; with --json it is 0, and `missing_consumers` names them."""
 
 
 @click.command(help=_HELP)
@@ -40,7 +40,8 @@ def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> No
         screen = console()
         if as_json:
             print_json(seen)
-        elif once or not screen.is_terminal:
+            return
+        if once or not screen.is_terminal:
             screen.print(drawn(seen))
         else:
             with contextlib.suppress(KeyboardInterrupt), Live(drawn(seen), console=screen, auto_refresh=False, screen=False) as live:
