@@ -15,6 +15,15 @@ def printable(text: str, kept: str = "") -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() or one in kept else _spelt(one) for one in text)
 
 
+def json_text(text: str) -> str:
+    """``text`` of bytes that need not be UTF-8 (surrogates), with these shown as such: JSON has no place for them.
+
+    >>> json_text("a\udcff")
+    'a\\\\xff'
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def told(raised: BaseException) -> str:
     """What is kept of an error: type and text, cut. A handler's own exception may even fail to say what it is."""
     try:

@@ -86,11 +86,9 @@ class DelayedView:
         return (first_value(flat, self._field) or b"").decode("utf-8", "surrogateescape")
 
     def drop(self, ids: Sequence[str]) -> int:
-        """Throw these away; how many there were. One that is sent at this moment is not among them: it is taken out once."""
-        if not ids:
-            return 0
-        gone = self._link.call("XDEL", self._log.delayed, *ids)
-        self._link.call("ZREM", self._log.due, *map(member_of, ids))
+        """Throw these away, at least one; how many there were. One that is sent at this moment is not among them: it is taken out once. Should
+        only the first of the two commands happen, due_delayed does the other one."""
+        gone, _ = self._link.all_of([("XDEL", self._log.delayed, *ids), ("ZREM", self._log.due, *map(member_of, ids))])
         return int(gone)
 
 

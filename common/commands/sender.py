@@ -48,8 +48,11 @@ class Sender:
         """
         self.unknown = len(batch)
         due_ms = self.last_due_ms = self.due_ms()
-        stream, more = (self.stream, {}) if due_ms is None else (LogKeys(self.stream).delayed, {DUE_FIELD.decode(): str(due_ms)})
-        commands = [NewMessage(message.ticket_id, message.fields | more).xadd(stream, self.ticket_field) for message in batch]
+        stream = self.stream
+        if due_ms is not None:
+            stream, more = LogKeys(self.stream).delayed, {DUE_FIELD.decode(): str(due_ms)}
+            batch = [NewMessage(message.ticket_id, message.fields | more) for message in batch]
+        commands = [message.xadd(stream, self.ticket_field) for message in batch]
         try:
             replies = self.link.pipeline(commands)
         except ReplyUnknown as lost:

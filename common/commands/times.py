@@ -44,3 +44,11 @@ class Moment(click.ParamType):
             return int(datetime.datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp() * 1000)
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no time: write e.g. 2026-11-21T10:00 (local) or 2026-11-21T10:00+00:00", param, ctx)
+
+
+def moment_text(at_ms: int, precision: str) -> str:
+    """A time in milliseconds since the epoch as people read it, local; "?" for what is none: somebody chose it."""
+    try:
+        return datetime.datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(timespec=precision)
+    except (OverflowError, ValueError, OSError):
+        return "?"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from common.commands.times import Duration
 from common.errors import ReplyUnknown
 from common.plural import many
 from common.printable import printable
@@ -43,16 +43,13 @@ _MEANS = {
 _TRIES = 5
 
 
-class _Age(click.ParamType):
+class _Age(Duration):
     """An age in milliseconds."""
 
     name = "age"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd])", str(value))
-        if found is None:
-            self.fail(f"{value!r} is not an age: write 90s, 10m, 2h or 3d", param, ctx)
-        return int(float(found[1]) * _UNITS[found[2]] * 1000)
+        return int(super().convert(value, param, ctx) * 1000)
 
 
 def _filters(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from common.commands.times import moment_text
 from common.plural import many
+from common.printable import json_text
 from common.settings import CommonSettings, options
 from common.stream_id import is_id
-from master.actions import Action, ActionLog
+from master.actions import FAILED, Action, ActionLog
 from master.commands.looking import configured, console, print_json, table
 from master.commands.operator import caller
 from master.delayed_view import Delayed, DelayedView
@@ -20,6 +22,10 @@ from master.policy.explain import span
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _FIELDS_SHOWN = 60
+#: Messages dropped by one call.
+_AT_ONCE = 1000
+#: In the action log. Not the word for dead letters: by that the audit knows what it cannot say of entries (master/audit/letters.py).
+DROP_DELAYED = "drop_delayed"
 
 
 @click.group(
@@ -44,7 +50,10 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
     if as_json:
         print_json({"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms, "messages": [_document(one) for one in rows]})
         return
-    lines = [(one.id, _time(one.due_ms), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, settings.ticket_field)) for one in rows]
+    field = settings.ticket_field
+    lines = [
+        (one.id, moment_text(one.due_ms, "seconds"), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, field)) for one in rows
+    ]
     console().print(table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due")))
     click.echo("  none" if not rows else f"  {len(rows):,} of {waiting.messages:,}")
     if unsorted:
@@ -73,10 +82,8 @@ def drop(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, ticket: 
                 raise click.UsageError("nobody can be asked here: give --yes")
             if not click.confirm(f"drop {many(len(chosen), 'delayed message')}?"):
                 sys.exit(1)
-        dropped = sum(view.drop(chosen[at : at + 1000]) for at in range(0, len(chosen), 1000))
-        if chosen:
-            on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
-            ActionLog(link, keys).note(Action(by, "drop", on), f"dropped {dropped}, gone {len(chosen) - dropped}")
+        on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
+        dropped = _dropped(view, ActionLog(link, keys), Action(by, DROP_DELAYED, on), chosen)
     if as_json:
         print_json({"dropped": dropped, "gone": len(chosen) - dropped})
     else:
@@ -84,26 +91,27 @@ def drop(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, ticket: 
     sys.exit(1 if dropped < len(chosen) else 0)
 
 
+def _dropped(view: DelayedView, actions: ActionLog, action: Action, chosen: Sequence[str]) -> int:
+    """Drop them; how many there were. What was done is in the action log also when Redis fails in the middle."""
+    dropped, ended = 0, FAILED
+    try:
+        for at in range(0, len(chosen), _AT_ONCE):
+            dropped += view.drop(chosen[at : at + _AT_ONCE])
+        ended = ""
+    finally:
+        if chosen:
+            actions.note(action, f"dropped {dropped}, gone {len(chosen) - dropped}" if not ended else f"dropped {dropped}{ended}")
+    return dropped
+
+
 def _document(one: Delayed) -> dict[str, Any]:
-    safe = {_plain(name): _plain(value) for name, value in one.fields.items()}
-    return {"id": one.id, "due_ms": one.due_ms, "ticket_id": _plain(one.ticket), "fields": safe}
-
-
-def _plain(text: str) -> str:
-    """Bytes that are not UTF-8 shown as such: JSON has no place for them."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    safe = {json_text(name): json_text(value) for name, value in one.fields.items()}
+    return {"id": one.id, "due_ms": one.due_ms, "ticket_id": json_text(one.ticket), "fields": safe}
 
 
 def _short(fields: dict[str, str], ticket_field: str) -> str:
     text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in (ticket_field, "due_ms"))
     return text if len(text) <= _FIELDS_SHOWN else text[: _FIELDS_SHOWN - 1] + "…"
-
-
-def _time(due_ms: int) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(due_ms / 1000).astimezone().isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        return "?"
 
 
 def _left(milliseconds: int) -> str:

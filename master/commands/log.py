@@ -12,10 +12,10 @@ from typing import Any
 import click
 import orjson
 
-from common.commands.times import duration_s
+from common.commands.times import duration_s, moment_text
 from common.errors import RedisTrouble, StartRefused
 from common.message import UID_FIELD, as_mapping, first_value
-from common.printable import printable
+from common.printable import json_text, printable
 from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
@@ -120,29 +120,17 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     at_ms = milliseconds(entry.id)
     if as_json:
         uid = first_value(entry.fields or [], UID_FIELD) or entry.id
-        safe = {_plain(name): _plain(value) for name, value in fields.items()}
+        safe = {json_text(name): json_text(value) for name, value in fields.items()}
         document = {
             "id": entry.id.decode(),
-            "time": _time(at_ms, "milliseconds"),
+            "time": moment_text(at_ms, "milliseconds"),
             "uid": uid.decode("utf-8", "backslashreplace"),
             "ticket_id": safe.get(ticket_field),
             "fields": safe,
         }
         return orjson.dumps(document).decode()
     rest = " ".join(f"{name}={value}" for name, value in fields.items() if name != ticket_field)
-    text = f"{_time(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {fields.get(ticket_field, '-'):<16}  {rest}"
+    text = f"{moment_text(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {fields.get(ticket_field, '-'):<16}  {rest}"
     # A message may hold anything: control characters must not reach the terminal.
     safe_text = printable(text)
     return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"
-
-
-def _time(at_ms: int, precision: str) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(timespec=precision)
-    except (OverflowError, ValueError, OSError):
-        return "?"  # an id that somebody chose
-
-
-def _plain(text: str) -> str:
-    """Bytes that are not UTF-8 shown as such: JSON has no place for them."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
+from common.keys import Keys
+from common.producer import Producer
 from common.redis_client import Link
 from master.audit.findings import Found
+from master.audit.letters import last_drop_ms
 from tests.audit.seeding import Seeder
 from tests.audit.test_job import audit, plan
+from tests.commands import usher
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,3 +138,17 @@ def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession,
     assert [sentence for sentence in report.unproven if "dropped" in sentence] == [
         "s: 1 entries are not pending and in no record; dead letters were dropped since they were added (usher actions), and theirs may be among them"
     ]
+
+
+def test_to_drop_delayed_messages_is_no_drop_of_letters(link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing could be said any more of entries that were added before it: theirs may be the letters that were dropped."""
+    for name, value in {"USHER_REDIS_URL": redis_url, "USHER_TICKET_STREAM": "s", "USHER_GROUP": "g"}.items():
+        monkeypatch.setenv(name, value)
+    Producer(link, "s").send("T", {"text": "x"}, due_ms=Producer.ms_from_now(3600))
+    assert usher("delayed", "drop", "--all", "--yes") == 0
+    assert link.call("XLEN", Keys("s", "g").actions) == 1
+    assert last_drop_ms(link, Keys("s", "g")) == -1
+    assert usher("dead", "drop", "--all", "--yes") == 0, "there is none"
+    link.call("XADD", Keys("s", "g").dead, "5-1", "usher-id", "1-1", "usher-ticket", "T", "usher-reason", "x", "usher-fields", "0")
+    assert usher("dead", "drop", "5-1", "--yes") == 0
+    assert last_drop_ms(link, Keys("s", "g")) > 0

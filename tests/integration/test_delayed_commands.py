@@ -120,8 +120,8 @@ def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run:
     assert [row["ticket_id"] for row in _document(run, "delayed", "list")["messages"]] == ["B"]
     lines, _ = ActionLog(link, KEYS).page(None, 10)
     assert [(line["what"], line["on"], line["why"], line["outcome"]) for line in lines] == [
-        ("drop", "delayed messages of A", "", "dropped 2, gone 0"),
-        ("drop", f"delayed messages {of_c}, 1-1", "not wanted", "dropped 1, gone 1"),
+        ("drop_delayed", "delayed messages of A", "", "dropped 2, gone 0"),
+        ("drop_delayed", f"delayed messages {of_c}, 1-1", "not wanted", "dropped 1, gone 1"),
     ]
     assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
 
@@ -213,3 +213,12 @@ def test_a_ticket_is_explained_by_what_is_delayed_of_it(run: Run, link: Link) ->
     assert "usher delayed list --ticket 42" in run("tickets", "explain", "42")[1]
     world.send(b"42", b"1-1")
     assert _document(run, "tickets", "explain", "42")["state"] == "unread", "that is what it waits for"
+
+
+def test_a_drop_that_redis_breaks_off_is_in_the_action_log_too(run: Run, link: Link) -> None:
+    run("send", "--ticket", "A", "text=x", "--after", "1h")
+    [[entry_id, _]] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
+    link.call("SET", LogKeys("ticket_stream").due, "somebody else's")
+    assert run("delayed", "drop", entry_id.decode(), "--yes")[0] == 2
+    [line], _ = ActionLog(link, KEYS).page(None, 10)
+    assert (line["what"], line["outcome"]) == ("drop_delayed", "dropped 0, then Redis failed")
