@@ -18,7 +18,7 @@ def printable(text: str, kept: str = "") -> str:
 def json_text(text: str) -> str:
     """``text`` of bytes that need not be UTF-8 (surrogates), with these shown as such: JSON has no place for them.
 
-    >>> json_text("a\udcff")
+    >>> json_text("a\\udcff")
     'a\\\\xff'
     """
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
