@@ -214,20 +214,15 @@ def _unreadable(facts: Facts) -> Explanation:
     return Explanation(facts, "unreadable", reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
 
 
-def _delayed(facts: Facts) -> Explanation:
+def _delayed(facts: Facts) -> Iterator[Reason]:
     at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
     due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
-    text = f"{at_least}{many(facts.delayed, 'message')} of it {are} delayed, {'' if facts.delayed == 1 else 'the first is '}{due}"
-    reasons = [Reason("delayed", f"{text}; nothing else of it is unread, parked or in processing")]
+    yield Reason("delayed", f"{at_least}{many(facts.delayed, 'message')} of it {are} delayed, {'' if facts.delayed == 1 else 'the first is '}{due}")
     if facts.leader is None:
-        reasons.append(_no_leader())
-    command = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
-    return Explanation(facts, "delayed", tuple(reasons), (), "its time", facts.due_ms, (("shows them; `usher delayed drop` ends them", command),))
+        yield _no_leader()
 
 
 def _nothing(facts: Facts) -> Explanation:
-    if facts.delayed:
-        return _delayed(facts)
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
@@ -254,7 +249,11 @@ def _nothing(facts: Facts) -> Explanation:
         reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
         commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
     reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
-    return Explanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, (*commands, *_rule_commands(facts)))
+    commands += tuple(_rule_commands(facts))
+    if facts.delayed:
+        shows = ("shows them; `usher delayed drop` ends them", f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}")
+        return Explanation(facts, "delayed", (*_delayed(facts), *reasons), (), "its time", facts.due_ms, (shows, *commands))
+    return Explanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, commands)
 
 
 # ---- words -------------------------------------------------------------------------------------------------------------------

@@ -140,11 +140,11 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "delayed": (
         *(ticket(delayed=1, due_ms=NOW + 570_000), "delayed", "delayed"),
-        "1 message of it is delayed, due in 9 min 30 s; nothing else of it is unread, parked or in processing",
+        "1 message of it is delayed, due in 9 min 30 s",
     ),
     "more are delayed": (
         *(ticket(delayed=7, delayed_is_exact=False, due_ms=NOW - 5), "delayed", "delayed"),
-        "at least 7 messages of it are delayed, the first is due now; nothing else of it is unread, parked or in processing",
+        "at least 7 messages of it are delayed, the first is due now",
     ),
     "idle": (
         *(ticket(), "idle", "nothing_to_do"),
@@ -192,6 +192,12 @@ class TestWhatElseIsSaid:
         """Those that asked to be called later (RetryLater) count as starts, and are in no limit."""
         [first, *_] = self.sentences(owned(replace(RUNS, attempt=7)))
         assert first == f"12-0 started 41 s ago on c3, attempt 7, fence {FENCE}"
+
+    def test_what_else_is_known_is_told_beside_what_is_delayed(self) -> None:
+        told = self.sentences(ticket(delayed=1, due_ms=NOW + 9_000, unread_is_exact=False, rules=(PAUSE,), leader=None))
+        assert told[:2] == ["1 message of it is delayed, due in 9 s", self.sentences(ticket(parked=(A,), leader=None))[0]]
+        assert told[2].endswith("more is unread or parked than was looked through, so it may be further behind")
+        assert told[3].startswith("a rule waits for it: the ticket is paused by alice")
 
     def test_who_waits_behind_whom(self) -> None:
         assert "17-0 waits behind 12-0" in self.sentences(owned(RUNS))
