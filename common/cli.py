@@ -140,7 +140,13 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+_COMPLETION = """\b
+The shell completes commands and flags after
+  eval "$(_USHER_COMPLETE=bash_source usher)"      or zsh_source, fish_source
+"""
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_COMPLETION)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
 def usher() -> None:
     """Per-ticket ordered, concurrent work on Redis Streams.

@@ -59,6 +59,16 @@ def test_a_misspelt_command_is_told_which_one_may_be_meant(word: str, meant: str
     assert re.findall(r"Did you mean '(.*)'", done.stderr) == ([meant] if meant else [])
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"), [("usher de", {"demo", "dead", "delayed"}), ("usher tickets ex", {"explain"}), ("usher up --cons", {"--consumers"})]
+)
+def test_the_shell_completes_as_the_help_says(line: str, offered: set[str]) -> None:
+    assert "_USHER_COMPLETE=bash_source" in usher("--help").stdout
+    asked = {"_USHER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = usher(start=("-c", "from common.cli import main; main()"), **asked)
+    assert {word.partition(",")[2] for word in done.stdout.split()} == offered
+
+
 def test_version() -> None:
     done = usher("--version")
     assert done.returncode == 0
