@@ -16,6 +16,7 @@ from rich.text import Text
 
 from common.commands.signals import StopAsked, StopRequest
 from common.errors import StartRefused
+from common.log import redacted
 from common.plural import many
 from common.printable import printable
 from common.rehearsal import NOT_RUN, Ended, Play
@@ -61,7 +62,7 @@ _WARNING = (
 class RehearseSettings(CommonSettings):
     """What a rehearsal needs."""
 
-    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"log_level", "log_format"}
+    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"log_level", "log_format"} | {"lease_seconds"}
 
     handler_seconds: float = Field(0.0, ge=0, description="Longest that one call may take; its process is ended then. 0: 60 s.")
 
@@ -209,7 +210,7 @@ def _tell(handler: str, done: Sequence[Rehearsed], asked: int, command: str | No
     taken = sum(one.now.is_taken for one in done)
     if as_json:
         counts = {"messages": asked, "taken": taken, "not_taken": len(done) - taken, "not_tried": asked - len(done)}
-        print_json({"handler": handler, **counts, "rehearsals": [one.document() for one in done], "redrive": command})
+        print_json({"handler": handler, **counts, "rehearsals": [one.document() for one in done], "redrive": command and redacted(command)})
         return
     rows = [_styled(one) for one in done]
     columns = ("", "id", "ticket", "before", "now", "seconds")
@@ -219,7 +220,7 @@ def _tell(handler: str, done: Sequence[Rehearsed], asked: int, command: str | No
     left = f", {asked - len(done):,} not tried" if len(done) < asked else ""
     click.echo(f"{taken:,} of {many(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
     if command is not None:
-        click.echo(printable(command))
+        click.echo(printable(redacted(command)))
 
 
 def _styled(one: Rehearsed) -> list[object]:
