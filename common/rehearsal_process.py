@@ -52,6 +52,8 @@ class HandlerProcess:
         self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end; it is where a process that dies says at what
         self._limit_s = 0.0
         self._rest = b""
+        #: What else happened, as sentences.
+        self.notes: list[str] = []
 
     def rehearse(self, piece: Piece) -> Ended:
         """How the call ends. Raises StartRefused when the handler cannot be had."""
@@ -81,6 +83,7 @@ class HandlerProcess:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         process = self._process
         if process is not None and kind is None:
+            self._note_end(process)
             self._socket.close()  # it reads the end, and what it still has to write (a log, a buffer) is written
             try:
                 process.wait(_END_S)
@@ -90,11 +93,18 @@ class HandlerProcess:
         self._where.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is not None:
-            self._kill()  # a thread of the handler's has ended it behind the last message
+        if self._process is not None and self._note_end(self._process):
+            self._kill()
         if self._process is None:
             self._process = self._begin()
         return self._process
+
+    def _note_end(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether it has gone, although no call was running."""
+        code = process.poll()
+        if code is not None:
+            self.notes.append(f"the handler's process ended {_ending(code)} when a call was over: something that the handler began goes on behind it")
+        return code is not None
 
     def _begin(self) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()

@@ -182,7 +182,7 @@ class Candidates:
         missing: dict[str, set[bytes]] = {}
         for one, ticket in entries:
             missing.setdefault(ticket_text(ticket) or one.decode(), set()).add(one)
-        ends_s = now_s() + _RUNS_S
+        looked_at, ends_s = 0, now_s() + _RUNS_S
         for text, ids in missing.items():
             start = "+"
             while not ids <= found.keys():
@@ -190,7 +190,8 @@ class Candidates:
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
                     if run.id.encode() in ids:
                         found.setdefault(run.id.encode(), run)
-                self._on_page("records of executions looked at", count)
+                looked_at += count
+                self._on_page("records of executions looked at", looked_at)
                 if count < _RUNS_AT_ONCE or now_s() > ends_s:
                     break
                 start = f"({last.decode()}"

@@ -15,10 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from common.commands.signals import StopAsked, StopRequest
-from common.errors import StartRefused
+from common.errors import RedisTrouble, StartRefused
 from common.log import redacted
 from common.plural import many
 from common.printable import printable
+from common.redis_client import CommandRefused
 from common.rehearsal import NOT_RUN, Ended, Play
 from common.rehearsal_process import HandlerProcess
 from common.settings import CommonSettings, load, options
@@ -118,7 +119,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
                 candidates = _found(finder, asked, at)
             except StopAsked:
                 sys.exit(stop.exit_code)
-        _tell_notes(finder)
+        _tell_notes(finder.notes)
         if not yes and not _agreed(handler, candidates):
             sys.exit(_NOTHING_SAID)
         log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
@@ -173,9 +174,9 @@ def _check_named(letters: Named, entries: Named, at: Configured) -> None:
         raise StartRefused("nothing was rehearsed:\n  " + "\n  ".join(wrong))
 
 
-def _tell_notes(finder: Candidates) -> None:
-    for note in finder.notes:
-        click.echo(f"usher: {printable(note)}", err=True)
+def _tell_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        click.echo("usher: " + printable(note, kept="\n"), err=True)
 
 
 def _agreed(handler: str, candidates: Sequence[Candidate]) -> bool:
@@ -184,26 +185,44 @@ def _agreed(handler: str, candidates: Sequence[Candidate]) -> bool:
 
 
 def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: Play, done: list[Rehearsed]) -> int:
-    """Call the handler with one after another; the exit code. ``done`` is filled."""
+    """Call the handler with one after another; the exit code. ``done`` is filled, and told whatever comes later."""
     with StopRequest() as stop, _bar(len(candidates)) as bar:
+        process = HandlerProcess(play, os.environ, stop.check)
         try:
-            with HandlerProcess(play, os.environ, stop.check) as process:
+            with process:
                 for one in candidates:
                     stop.check()
                     bar(f"{len(done):,} of {len(candidates):,}")
                     done.append(Rehearsed(one, _run(finder, one, process)))
         except StopAsked:
             return stop.exit_code
+        except StartRefused as refused:  # its module could be imported before, and now cannot
+            if not done:
+                raise
+            process.notes.append(str(refused))
+            return 1
+        finally:
+            _tell_notes(process.notes)
     return exit_code(done)
 
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> Ended:
     if one.unfit:
         return Ended(NOT_RUN, one.unfit)
-    body = finder.body(one)
+    try:
+        body = _body(finder, one)
+    except (RedisTrouble, CommandRefused) as trouble:  # what is known of others is told all the same
+        return Ended(NOT_RUN, f"Redis: {trouble}")
     if body is None:
         return Ended(NOT_RUN, "nobody has all of its fields any more")
     return process.rehearse(one.piece(body))
+
+
+def _body(finder: Candidates, one: Candidate) -> list[bytes] | None:
+    try:
+        return finder.body(one)
+    except RedisTrouble:  # Redis may have closed a connection on which nothing was said while a handler ran
+        return finder.body(one)
 
 
 def _tell(handler: str, done: Sequence[Rehearsed], asked: int, command: str | None, as_json: bool) -> None:

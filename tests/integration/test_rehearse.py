@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
 from common.clock import now_s
+from common.errors import ReplyUnknown
 from common.keys import Keys
 from common.redis_client import Link
+from common.rehearsal import Piece, Play
+from common.rehearsal_process import HandlerProcess
 from common.run_log import encode
 from consumer.context import Message, OwnLease
 from consumer.policy.acks import Finished
 from master.leader_steps import LeaderSteps
+from master.policy.rehearsals import Candidate
 from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.gathered import Gathered
+from tests.process.machine import until
 from tests.sinks import rows
 
 _SHOP = '''
@@ -276,3 +283,31 @@ def test_a_long_stream_is_looked_through_page_by_page(world: World, capfd: pytes
     told = capfd.readouterr()
     assert f"{Keys('ticket_stream', 'g').stream} was looked through from its end down to {sent[-3].decode()}" in told.err
     assert "1 of 1 message taken" in told.out
+
+
+def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_has_another(world: World) -> None:
+    pieces = [Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body)) for body in (b"exit afterwards", b"fine")]
+    with HandlerProcess(Play("shop:does", "s", False), os.environ, lambda: None) as process:
+        assert process.rehearse(pieces[0]).how == "done"
+        [child] = [one for one in psutil.Process().children() if "consumer.rehearsal" in " ".join(one.cmdline())]
+        until(lambda: child.status() == psutil.STATUS_ZOMBIE, 20, "its thread has ended it")
+        assert process.rehearse(pieces[1]).how == "done"
+    assert process.notes == ["the handler's process ended with exit code 4 when a call was over: something that the handler began goes on behind it"]
+
+
+def test_what_is_known_is_told_when_redis_goes_away(world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from master.candidates import Candidates
+
+    world.send(b"T", b"1-1", b"2-1")
+    asked = []
+
+    def body(self: Candidates, one: Candidate) -> list[bytes]:
+        asked.append(one.id)
+        if len(asked) == 2 or one.id == "2-1":
+            raise ReplyUnknown
+        return [b"ticket_id", b"T"]
+
+    asked.append("")  # so that the first one is read anew
+    monkeypatch.setattr(Candidates, "body", body)
+    code, found = document(capfd, "shop:mended", "--ticket", "T")
+    assert (code, how(found), asked) == (1, ["done", "not_run"], ["", "1-1", "1-1", "2-1", "2-1"])
