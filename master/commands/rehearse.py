@@ -192,7 +192,7 @@ def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: Play, d
             with process:
                 for one in candidates:
                     stop.check()
-                    bar(f"{len(done):,} of {len(candidates):,}")
+                    bar(one.id)
                     done.append(Rehearsed(one, _run(finder, one, process)))
         except StopAsked:
             return stop.exit_code
