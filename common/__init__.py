@@ -30,6 +30,7 @@ give back     living incarnation -> ``master``, at a drain
 attempt       one *start* of a handler
 dead letter   an entry given up, kept with its reason
 redrive       put a dead letter back
+rehearsal     one call of a handler with a message that is there, of which nothing is to come: sinks roll back, and Redis is only read
 drain         stop taking work, finish what runs, give back the rest
 rule          what operators say of a ticket, a pattern or everything: pause, slow or dead_letter; of a consumer: pause, which is a drain by an
               operator, and the consumer is *paused*

@@ -91,7 +91,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
                 ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get"), (at, log.leader, log.counters)),
         Program("reader", "log consumers (common.outbox)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
-        Program("auditor", "`usher audit`, `usher audit archive`", ("count_above", "count_between"), _AUDITOR_SENDS, (at, everything, log.archived)),
+        Program("auditor", "`usher audit`, `usher audit archive`, `usher rehearse`", _AUDITOR, _AUDITOR_SENDS, (at, everything, log.archived)),
     )  # fmt: skip
 
 
@@ -102,6 +102,7 @@ _MASTER = (
     *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim", "change_rules", "end_by_rule"),
     *("ticket_entries", "find_entries", "find_runs", "pending_heads", "read_field", "due_delayed", "send_delayed"),
 )
+_AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "read_letters")
 _GATHERING = ("gather", "share", "look_at_sources")
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),

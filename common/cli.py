@@ -39,6 +39,7 @@ COMMANDS: dict[str, Listed] = {
     "tickets": Listed("master.commands.tickets:tickets", "Look at tickets in processing; explain what one waits for."),
     "consumers": Listed("master.commands.consumers:consumers", "Look at the registered consumers; drain and resume them."),
     "dead": Listed("master.commands.dead:dead", "Look at dead letters, redrive them, or drop them."),
+    "rehearse": Listed("master.commands.rehearse:rehearse", "Try your handler on messages that are there; nothing comes of it."),
     "delayed": Listed("master.commands.delayed:delayed", "Look at messages that were sent for later, or drop them."),
     "pause": Listed("master.commands.rules:pause", "Pause a ticket, a pattern, or everything."),
     "slow": Listed("master.commands.rules:slow", "Slow a ticket, a pattern, or everything down."),

@@ -53,6 +53,8 @@ class Message(EntryView):
     )
 
     stream: ClassVar[str] = ""  # that is worked on; see message_type
+    #: Whether nothing may come of it (`usher rehearse`): sinks roll back. Ask it before an effect that none of them makes.
+    is_rehearsal: ClassVar[bool] = False
     start_us: int  # of the last start; not before there was one
     end_us: int  # when its handler returned; not before
 
@@ -160,8 +162,8 @@ class GatheredMessage(Message):
         return self._fields
 
 
-def message_type(stream: str, is_gathered: bool) -> type[Message]:
-    """What messages of ``stream`` are. It is their class that knows the stream: a message pays nothing for it."""
+def message_type(stream: str, is_gathered: bool, is_rehearsal: bool = False) -> type[Message]:
+    """What messages of ``stream`` are. It is their class that knows the stream, and whether this is a rehearsal: a message pays nothing for it."""
     base = GatheredMessage if is_gathered else Message
-    made: type[Message] = type(base.__name__, (base,), {"__slots__": (), "stream": stream})
+    made: type[Message] = type(base.__name__, (base,), {"__slots__": (), "stream": stream, "is_rehearsal": is_rehearsal})
     return made

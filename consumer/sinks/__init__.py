@@ -22,5 +22,7 @@ an HTTP service     ``consumer.sinks.http``                two headers, and the 
 The outcomes have names (``consumer.sinks.outcomes``): a *duplicate* counts as done; a *stale fence* means that nothing was stored, since the
 ticket has another owner; *not now* means that the same message is to be tried again later, and nothing is lost.
 
+In a rehearsal (``usher rehearse``, ``message.is_rehearsal``) the SQL sinks roll back what they have run, and RedisGuard does nothing.
+
 ``usher torture module:function`` runs a handler against all of this and says what became of its effects.
 """

@@ -22,6 +22,9 @@ The service's side, with the SQL sink in its own database (here with Flask)::
 
 ``Idempotency-Key`` is what many services know already (Stripe, PayPal, Adyen): such a service alone makes repeats harmless, and only a zombie's
 old fence is left; where effects are not only added but overwritten, the fence matters.
+
+A rehearsal (``message.is_rehearsal``, `usher rehearse`) is a request like any other, and what it does stays: only a service that takes the headers to
+``received``, as above, hears of it (``Usher-Rehearsal``) and rolls back. For any other one let the handler ask ``message.is_rehearsal``.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
+from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 FENCE = "Usher-Fence"
 TICKET = "Usher-Ticket"
+#: There in a rehearsal only.
+REHEARSAL = "Usher-Rehearsal"
 _SAFE = "!#$&'()*+,-./:;<=>?@[]^_`{|}~"  # all printable ASCII but the quote, the backslash and the percent sign itself
 _LARGEST_FENCE = 2**63 - 1
 _AGAIN_S = 1.0
@@ -47,11 +52,14 @@ class Received:
     ticket_id: str
     uid: str
     fence: int
+    is_rehearsal: bool = False
 
 
 def headers(message: Marked) -> dict[str, str]:
-    """``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``. What a header cannot hold is percent-encoded; plain ones stay."""
-    return {IDEMPOTENCY_KEY: _encoded(message.uid), FENCE: str(message.fence), TICKET: _encoded(fenced_ticket(message))}
+    """``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``; in a rehearsal ``Usher-Rehearsal`` too. What a header cannot hold is
+    percent-encoded; plain ones stay."""
+    made = {IDEMPOTENCY_KEY: _encoded(message.uid), FENCE: str(message.fence), TICKET: _encoded(fenced_ticket(message))}
+    return made | {REHEARSAL: "1"} if is_rehearsal(message) else made
 
 
 def received(given: Mapping[str, str]) -> Received:
@@ -63,7 +71,7 @@ def received(given: Mapping[str, str]) -> Received:
     fence = given[FENCE]
     if not fence.isascii() or not fence.isdecimal() or int(fence[:20]) > _LARGEST_FENCE or len(fence) > len(str(_LARGEST_FENCE)):
         raise SinkMisused(f"{FENCE} must be a whole number below 2^63")
-    return Received(_decoded(given[TICKET]), _decoded(given[IDEMPOTENCY_KEY]), int(fence))
+    return Received(_decoded(given[TICKET]), _decoded(given[IDEMPOTENCY_KEY]), int(fence), bool(given.get(REHEARSAL)))
 
 
 def refuse_by_status(message: Marked, status: int) -> None:

@@ -26,6 +26,11 @@ def fenced_ticket(message: Marked) -> str:
     return str(getattr(message, "scoped_ticket_id", message.ticket_id))
 
 
+def is_rehearsal(message: Marked) -> bool:
+    """Whether nothing may come of it (`usher rehearse`)."""
+    return bool(getattr(message, "is_rehearsal", False))
+
+
 class Duplicate(UsherError):
     """The effect of this message is already stored: it counts as done."""
 

@@ -17,6 +17,7 @@ the first command is refused (wrong type ...)  CommandRefused, nothing is done; 
 a later command is refused                     GiveUp: Redis does not undo what the commands before it did, so the message becomes a dead
                                                letter, and a repeat of it is refused too
 Redis is away, or its reply is lost            SinkNotNow; the next try finds the uid, or does it
+a rehearsal (``message.is_rehearsal``)         Outcome.REHEARSED, nothing is done, and nobody is asked
 =============================================  =====================================================================================
 
 Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them (all messages without a ticket share one such set); the fence as
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 from common.errors import GiveUp, NotNow, ReplyUnknown
 from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
-from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
+from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
 #: In a folder of its own: it runs on the Redis of the effects, so its commands are none that Usher's own user needs (common/doctor/rights.py).
 _SCRIPT = "sinks/guard"
@@ -50,10 +51,11 @@ class Outcome(enum.Enum):
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"
+    REHEARSED = "rehearsed"
 
 
 class Applied(NamedTuple):
-    """The outcome, and the replies of the commands (none for a duplicate)."""
+    """The outcome, and the replies of the commands (none for a duplicate and in a rehearsal)."""
 
     outcome: Outcome
     replies: list[Any]
@@ -80,6 +82,8 @@ class RedisGuard:
             if len(command) > _MOST_WORDS:
                 raise SinkMisused(f"a command has at most {_MOST_WORDS:,} words (this {command[0]!r} has {len(command):,}): make several of it")
             words += [len(command), *map(_raw, command)]
+        if is_rehearsal(message):
+            return Applied(Outcome.REHEARSED, [])  # Redis undoes nothing, so nothing is sent
         touched = [_key(command[1]) for command in commands if len(command) > 1] if keys is None else [_key(key) for key in keys]
         uid = _raw(message.uid)
         fence = message.fence if fenced_ticket(message) else ""

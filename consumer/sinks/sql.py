@@ -26,6 +26,8 @@ deadlock, serialization failure, lock timeout   SinkNotNow: all of it is rolled 
                                                 uncharged. Nothing is retried in here: a handler may only ever see a new attempt
 the database is away                            SinkNotNow; the ticket waits, others go on; it never becomes a dead letter by that
 the connection breaks at the COMMIT             SinkNotNow, since nobody knows; the next try finds the uid, or does it
+a rehearsal (``message.is_rehearsal``)          the statements run, whatever uid and fence are stored, and all is rolled back at the end
+                                                (but numbers that a sequence has given out). Meanwhile it holds its locks as any other
 ==============================================  ====================================================================================
 
 Isolation
@@ -63,7 +65,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from common.log import event
-from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket
+from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
 from consumer.sinks.tables import SinkTables, sa
 from consumer.sinks.trouble import translated
 
@@ -112,7 +114,8 @@ class SqlSink:
     def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
         """A session in the transaction that also holds the fence and the uid; committed at the end of the block, unless it raises.
 
-        Of a repeat the block ends at the first use of the session. Raises StaleFence, SinkNotNow and SinkMisused.
+        Of a repeat the block ends at the first use of the session. In a rehearsal (``message.is_rehearsal``) the block runs whatever is stored,
+        and all of it is rolled back at its end. Raises StaleFence, SinkNotNow and SinkMisused.
         """
         with self._admitted(message) as session:
             if session is not None:
@@ -146,7 +149,8 @@ class SqlSink:
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
         """A session, or None for a repeat."""
         with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
-            is_new = self._tables.admit(connection, message)
+            rehearses = is_rehearsal(message)
+            is_new = self._tables.begin_rehearsal(connection) if rehearses else self._tables.admit(connection, message)
             if not self._checked:
                 self._tables.check_transactional(connection)
                 self._checked = True
@@ -159,6 +163,10 @@ class SqlSink:
                 if not transaction.is_active:
                     raise SinkMisused(ENDED_INSIDE)
                 self._tables.check_unbroken(connection)
+                if rehearses:
+                    self._tables.check_constraints(connection)
+                    transaction.rollback()
+                    return
         if next(self._turns) % PRUNE_EVERY == 0:
             self._prune_quietly()
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from common.log import event
-from consumer.sinks.outcomes import Marked, SinkMisused
+from consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
 from consumer.sinks.sql import ENDED_INSIDE, ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, plain_errors
 from consumer.sinks.tables import SinkTables
 
@@ -71,7 +71,8 @@ class AsyncSqlSink:
         """A session in the transaction that also holds fence and uid, or None for a repeat: ask. Raises StaleFence, SinkNotNow and SinkMisused."""
         with plain_errors():
             async with self.engine.connect() as connection, connection.begin() as transaction:
-                is_new = await connection.run_sync(self._tables.admit, message)
+                rehearses = is_rehearsal(message)
+                is_new = await (connection.run_sync(self._tables.begin_rehearsal) if rehearses else connection.run_sync(self._tables.admit, message))
                 if not self._checked:
                     await connection.run_sync(self._tables.check_transactional)
                     self._checked = True
@@ -84,6 +85,10 @@ class AsyncSqlSink:
                     if not transaction.is_active:
                         raise SinkMisused(ENDED_INSIDE)
                     await connection.run_sync(self._tables.check_unbroken)
+                    if rehearses:
+                        await connection.run_sync(self._tables.check_constraints)
+                        await transaction.rollback()
+                        return
         if next(self._turns) % PRUNE_EVERY == 0:
             await self._prune_quietly()
 

@@ -13,13 +13,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from common.commands.times import Duration
 from common.errors import ReplyUnknown
 from common.plural import many
 from common.printable import printable
 from common.settings import CommonSettings, options
 from common.stream_id import is_id
 from master.actions import FAILED, Action, counted
+from master.commands.letter_filter import filters, wanted_of
 from master.commands.looking import console, letters_of, print_json, table
 from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
@@ -43,51 +43,13 @@ _MEANS = {
 _TRIES = 5
 
 
-class _Age(Duration):
-    """An age in milliseconds."""
-
-    name = "age"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return int(super().convert(value, param, ctx) * 1000)
-
-
-def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which letters are meant."""
-    for decorate in reversed(
-        (
-            click.option("--ticket", metavar="ID", help="Only those of this ticket."),
-            click.option("--reason", default="", metavar="TEXT", help="Only those given up for a reason that has this in it; not why you act."),
-            click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, has this in it."),
-            click.option("--id", "message_id", metavar="ID", help="Only the one with this id, or of the message with this id."),
-            click.option("--older-than", type=_Age(), metavar="AGE", help="Only those written longer ago: 90s, 10m, 2h, 3d."),
-            click.option("--younger-than", type=_Age(), metavar="AGE", help="Only those written since."),
-        )
-    ):
-        command = decorate(command)
-    return command
-
-
-def _wanted(given: dict[str, Any]) -> LetterFilter:
-    now_ms = time.time_ns() // 1_000_000
-    ticket, letter_id, older, younger = given["ticket"], given["message_id"], given["older_than"], given["younger_than"]
-    return LetterFilter(
-        None if ticket is None else ticket.encode("utf-8", "surrogateescape"),
-        given["reason"],
-        given["error"],
-        None if letter_id is None else letter_id.encode("utf-8", "surrogateescape"),
-        None if younger is None else now_ms - younger,
-        None if older is None else now_ms - older,
-    )
-
-
 @click.group(help="Dead letters: messages that were given up, each with its reason. Look at them, redrive them, or drop them.")
 def dead() -> None:
     pass
 
 
 @dead.command("list", help="List dead letters, the oldest first.")
-@_filters
+@filters
 @click.option("--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True, help="Most letters listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
@@ -95,7 +57,7 @@ def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any)
     found: list[DeadLetter] = []
     with letters_of(flags) as letters:
         more = False
-        for page in letters.all(_wanted(given), letters.last_id()):
+        for page in letters.all(wanted_of(given), letters.last_id()):
             found += page
             more = len(found) > limit
             if more:
@@ -171,7 +133,7 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
         (
             click.argument("letter_ids", nargs=-1, metavar="[LETTER]..."),
             click.option("--all", "everything", is_flag=True, help="All letters that the filters let through; without any filter, all there are."),
-            _filters,
+            filters,
             click.option("--yes", is_flag=True, help="Do not ask."),
             click.option("--why", default="", metavar="TEXT", help="Why you do it, for the action log (in other commands this is --reason)."),
             click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
@@ -209,11 +171,11 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
     ids = [_id_of(text) for text in dict.fromkeys(given["letter_ids"])]
     if bool(ids) == given["everything"]:
         raise click.UsageError("give ids of letters, or --all with filters (--ticket, --reason, --error, --older-than ...)")
-    if ids and _wanted(given) != LetterFilter():
+    if ids and wanted_of(given) != LetterFilter():
         raise click.UsageError("filters go with --all, not with ids of letters; why you do it is --why")
     if given["as_json"] and not given["yes"]:
         raise click.UsageError("--json does not ask: give --yes too")
-    by, wanted, until = caller(given["why"]), _wanted(given), letters.last_id()
+    by, wanted, until = caller(given["why"]), wanted_of(given), letters.last_id()
     preview = Preview()
     for page in _named(letters, ids) if ids else letters.all(wanted, until):
         preview.add(page)

@@ -82,6 +82,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 def _cell(value: object) -> Text:
     """As it is: no markup, no emoji."""
+    if isinstance(value, Text):
+        return Text(printable(value.plain), value.style)
     text = f"{value:,}" if isinstance(value, int) else str(value)
     return Text(printable(text), _STYLES.get(text, ""))
 

@@ -193,6 +193,20 @@ def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
+def test_a_rehearsal_needs_no_more_than_an_auditor_may(emptied: Guarded, tmp_path: Path) -> None:
+    (tmp_path / "guarded.py").write_text("def handle(message): pass\n")
+    admin = emptied.admin
+    admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
+    sent = [admin.call("XADD", KEYS.stream, "*", "ticket_id", "T").decode() for _ in range(2)]
+    letter = admin.call("XADD", KEYS.dead, "*", "usher-id", "1-1", "usher-ticket", "T", "usher-fields", "1", "ticket_id", "T").decode()
+    admin.call("XREADGROUP", "GROUP", KEYS.group, "x", "COUNT", 1, "STREAMS", KEYS.stream, ">")
+    admin.call("XACK", KEYS.stream, KEYS.group, sent[0])  # so that the run log and the letters are looked through
+    for words in (("--ticket", "T"), ("--letter", letter, "--letter", "1-1", "--message", sent[0]), ("--error", "")):
+        all_of = ("--all",) if words == ("--error", "") else ()
+        assert json.loads(_usher(tmp_path, emptied.url("auditor"), "rehearse", "guarded:handle", *words, *all_of, "--yes", "--json"))["taken"]
+    assert not {entry for entry in emptied.refused() if entry.rpartition(" ")[2] not in _MAY_BE_REFUSED}
+
+
 @pytest.mark.parametrize("name", ["master", "consumer"])
 def test_the_doctor_says_what_such_a_user_is_enough_for(emptied: Guarded, tmp_path: Path, name: str) -> None:
     emptied.admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
