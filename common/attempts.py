@@ -11,6 +11,9 @@ from typing import NamedTuple
 _FOUR = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9})")
 _ONE = re.compile(rb"[0-9]{1,9}")
 
+#: How the errors begin of messages whose last start nobody saw end: nothing was raised, so by these they are told apart.
+CUT_OFF, RAN_PAST = "its process ended while its handler ran", "it ran past USHER_HANDLER_SECONDS"
+
 
 class Attempts(NamedTuple):
     """``starts``: of its handler, as far as they are known. ``failures``: those of them that are charged against max_attempts.

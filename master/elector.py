@@ -122,6 +122,7 @@ class Elector(Service):
         self._in_a_row = 0
         self._next_election_s = 0.0
         self._not_extended: int | None = None  # the epoch of which the log tells so
+        self._told_of = ""  # the leader of whom the log tells that we stand by
         self.elections = 0
 
     def run_once(self) -> float:
@@ -149,15 +150,23 @@ class Elector(Service):
         _, _, holder = (self._link.call("GET", self._keys.leader) or b"").decode(errors="replace").partition(" ")
         if holder in ("", self._holder):
             return False
-        self._lead._set(None, holder.partition(" ")[2])
+        self._stand_by(holder)
         return True
+
+    def _stand_by(self, holder: str) -> None:
+        """Somebody else leads: told once of each, so that who starts a master by hand beside others learns what it does."""
+        url = holder.partition(" ")[2]
+        self._lead._set(None, url)
+        if self._told_of != holder:
+            self._told_of = holder
+            event(log, "stands_by", leader=url, stream=self._keys.stream)
 
     def _elect(self, succeed: str) -> None:
         reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed))
         if reply[0] == b"HELD":
             epoch, _, holder = reply[1].decode().partition(" ")
             if holder != self._holder:
-                self._lead._set(None, holder.partition(" ")[2])
+                self._stand_by(holder)
                 return
             # Our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so that a late command is refused.
             reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, epoch))
@@ -166,6 +175,7 @@ class Elector(Service):
         self.elections += 1
         self._damp()
         epoch = int(reply[1])
+        self._told_of = ""
         event(log, "elected", epoch=epoch, stream=self._keys.stream)
         self._lead._set(epoch, self._url)
 

@@ -56,7 +56,7 @@ class Facing:
         self._sockets = LiveSockets(place.settings.followers_limit)
         self._feed = TicketFeed(link("feed"), keys, place.settings.work_ticket_field, self._sockets, self._make_router)
         self.services: list[Service] = [self._feed, self._sockets]
-        self._status = self._kept(StatusReader(link("status"), keys, place.settings.sources))
+        self._status = self._kept(StatusReader(link("status"), keys, place.settings.sources, place.settings.work_ticket_field))
         self._letters = self._kept(DeadLetters(link("letters"), keys))
         self._vitals = self._kept(VitalsReader(link("vitals"), keys, self._status.sources))
         self._operations = self._kept(self._make_operations())

@@ -26,6 +26,7 @@ from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.roster import read_left_ms, read_roster, state_of, strangers
+from master.ticket_states import parked_rows, told_states
 
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
 _MOST_COUNTED = 100_000
@@ -38,7 +39,8 @@ _SOURCES_KEPT_S = 2.0
 class StatusReader:
     """Reads the state of one ticket stream. May be used by many threads, one at a time."""
 
-    def __init__(self, link: Link, keys: Keys, sources: Sources | None = None) -> None:
+    def __init__(self, link: Link, keys: Keys, sources: Sources | None = None, ticket_field: str = "ticket_id") -> None:
+        self._ticket_field = ticket_field
         self._link = link  # guarded by self._lock
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
         self._keys = keys
@@ -74,10 +76,10 @@ class StatusReader:
                 facts = self._stream.group_facts()
                 pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
             except GroupMissing:
-                return seen | {"lag": length, "lag_is_exact": True, "pending": 0, "parked": 0, "halted": 0}
+                return seen | {"has_group": False, "lag": length, "lag_is_exact": True, "pending": 0, "parked": 0, "halted": 0}
             lag = lag_of(self._scripts, keys.stream, facts, length, _MOST_COUNTED)
             by_name = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
-            return seen | {"lag": lag.entries, "lag_is_exact": lag.is_exact, "pending": facts[b"pending"], **by_name}
+            return seen | {"has_group": True, "lag": lag.entries, "lag_is_exact": lag.is_exact, "pending": facts[b"pending"], **by_name}
 
     def sources(self) -> dict[str, Any] | None:
         """How the gathering of several ticket streams goes (see SourcesReader), at most some seconds old; None when there is one stream, which is
@@ -127,17 +129,30 @@ class StatusReader:
         """About ``limit`` tickets in processing and where to go on; ``cursor`` "0" at first, None at the end."""
         with self._lock:
             found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
-        rows = [shown(ticket, value) for ticket, value in pairs(flat).items()]
+            rows = [shown(ticket, value) for ticket, value in pairs(flat).items()]
+            told_states(self._link, self._keys, rows)
         following = bytes(found).decode()
         return {"tickets": rows, "cursor": None if following == "0" else following}
+
+    def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rows of the index (``shown``) with what their tickets are doing (``ticket_states``)."""
+        with self._lock:
+            told_states(self._link, self._keys, rows)
+        return rows
+
+    def parked(self, most: int) -> list[dict[str, Any]]:
+        """Tickets that nobody has and of which something is parked: held by a rule, or waiting for a consumer (``ticket_states.parked_rows``)."""
+        with self._lock:
+            return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """A ticket in processing, or None."""
         with self._lock:
             value = self._link.call("HGET", self._keys.tickets, ticket_id)
-        if value is None:
-            return None
-        row = shown(ticket_id.encode(), value)
+            if value is None:
+                return None
+            row = shown(ticket_id.encode(), value)
+            told_states(self._link, self._keys, [row])
         if row["state"] == "halted":
             with self._lock:
                 letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)

@@ -24,7 +24,8 @@ from common.sources import SCOPED_TICKET_FIELD
 from common.stream_id import ZERO, milliseconds, rank, sequence
 from common.stream_router import StreamRouter, Subscription
 from common.streams import Entry, pairs
-from master.policy.ticket_events import SOURCES, Event, Seen, changes, events_of, frame, idle, position_text
+from master.policy.ticket_events import SOURCES, Event, Seen, changes, events_of, frame, idle, position_text, ruled
+from master.rule_watch import RuleWatch
 from master.status import shown
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ class TicketFeed(Service):
         self._followers: dict[bytes, dict[Follower, None]] = {}
         self._behind: deque[Follower] = deque()
         self._seen: dict[bytes, Seen] = {}
-        self._values: dict[bytes, bytes | None] = {}  # the records that _seen was made of
+        self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records that _seen was made of, and the rules
+        self._rules = RuleWatch(link, keys)
         self._look_at_s = 0.0
         self._positions_at_s = 0.0
 
@@ -194,6 +196,7 @@ class TicketFeed(Service):
                 self._followers.pop(one.ticket, None)
                 self._seen.pop(one.ticket, None)
                 self._values.pop(one.ticket, None)
+                self._rules.forget(one.ticket)
 
     def _dispatch(self, source: int, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -338,15 +341,21 @@ class TicketFeed(Service):
         tickets = list(self._followers)
         for at in range(0, len(tickets), 1000):
             some = tickets[at : at + 1000]
-            values = self._link.call("HMGET", self._keys.tickets, *some)
+            values, version = self._link.all_of([("HMGET", self._keys.tickets, *some), self._rules.command])
+            self._rules.heard(version)
+            held = [(value, rule.told() if (rule := self._rules.of(ticket)) is not None else "") for ticket, value in zip(some, values, strict=True)]
             # Of what is idle and was so there is nothing to tell, and most are.
-            looked = zip(some, values, strict=True)
-            busy = [(ticket, value) for ticket, value in looked if value is not None or self._values.get(ticket, b"") is not None]
-            rows = [idle(ticket) if value is None else {"message_ids": [], **shown(ticket, value)} for ticket, value in busy]
+            looked = zip(some, held, strict=True)
+            busy = [(ticket, now) for ticket, now in looked if now[0] is not None or self._values.get(ticket) != now]
+            rows = [self._row(ticket, value) for ticket, (value, _) in busy]
             attempts = self._attempts([one for row in rows for one in row["message_ids"]])
             self._values.update(busy)  # not before: what was not told for want of an answer has to be told by the next look
             for (ticket, _), row in zip(busy, rows, strict=True):
                 self._tell_state(ticket, Seen(row, {one: attempts[one] for one in row["message_ids"] if one in attempts}))
+
+    def _row(self, ticket: bytes, value: bytes | None) -> dict[str, Any]:
+        row = idle(ticket) if value is None else {"message_ids": [], **shown(ticket, value)}
+        return ruled(row, self._rules.of(ticket))
 
     def _attempts(self, message_ids: Sequence[str]) -> dict[str, int]:
         if not message_ids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from common.attempts import Attempts
+from common.attempts import CUT_OFF, RAN_PAST, Attempts
 from common.backoff import backoff_s
 from common.errors import GiveUp, RetryLater
 from common.printable import told
@@ -50,9 +50,9 @@ def unended(known: Attempts) -> Bury:
     'its process ended while its handler ran (handler_crashed or handler_hangs in the logs)'
     """
     if known.crashes:
-        error = "its process ended while its handler ran (handler_crashed or handler_hangs in the logs)"
+        error = f"{CUT_OFF} (handler_crashed or handler_hangs in the logs)"
     else:  # what hung alone is charged as a plain failure; what raised would have left its own letter, had its process lived a moment longer
-        error = "it ran past USHER_HANDLER_SECONDS (handler_hangs in the logs), or its process ended before the end of its last start was stored"
+        error = f"{RAN_PAST} (handler_hangs in the logs), or its process ended before the end of its last start was stored"
     return Bury("attempts_exhausted", error)
 
 

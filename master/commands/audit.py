@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from common.endpoints import near
 from common.errors import RedisTrouble, StartRefused
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link, check_reachable
+from common.registration import name_of
 from common.running_up import resolve_redis_url
 from common.settings import load, options
 from master.audit.findings import CHECKS
@@ -27,7 +28,8 @@ from master.audit.session import SparkPlace, spark_session
 from master.audit.settings import AuditSettings
 from master.audit.streams import expand, is_pattern
 from master.commands.archive import archive, reconcile, telling
-from master.commands.looking import console, print_json, table
+from master.commands.looking import console, fitted, print_json, table
+from master.web.pages.text import duration, moment
 
 #: Below this, Spark is started for little data (``SparkPlace.small``).
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
@@ -185,7 +187,19 @@ def runs(ticket: str, as_json: bool) -> None:
     if as_json:
         print_json({"ticket": ticket, "runs": [dict(zip(names, row, strict=True)) for row in found]})
     else:
-        console().print(table(f"Executions of ticket {ticket}", names, [[str(value) for value in row] for row in found]))
+        console().print(_runs_table(ticket, found, len(settings.streams) > 1))
+
+
+def _runs_table(ticket: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
+    """``several``: of several streams, so that it matters of which one."""
+    today, rows = moment(time.time_ns() // 1_000_000)[:11], []
+    for stream, consumer, _, message_id, fence, attempt, start_us, end_us, outcome in found:
+        took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
+        began = moment(start_us // 1000).removeprefix(today)
+        rows.append((*([stream] if several else []), message_id, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
+    columns = (*(["stream"] if several else []), "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
+    ids = ("message", "attempt", "outcome", "began (UTC)", "fence")
+    return fitted(f"Executions of ticket {ticket}", columns, rows, (), ids, extras=("fence", "consumer"))
 
 
 audit.add_command(archive)

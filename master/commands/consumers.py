@@ -9,7 +9,7 @@ import click
 
 from common.settings import CommonSettings, options
 from master.commands.looking import console, consumers_table, print_json, status_reader
-from master.commands.operator import caller, desk, tell
+from master.commands.operator import caller, desk, tell, why_option
 from master.live_rules import TooManyRules
 from master.operations import Operations
 
@@ -39,11 +39,11 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
     "`usher consumers resume`. Exit code 1 when nobody of that name is registered.",
 )
 @click.argument("name")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
+@why_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
-def drain(flags: dict[str, Any], name: str, reason: str, as_json: bool) -> None:
-    _change(flags, name, reason, as_json, "drain")
+def drain(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
+    _change(flags, name, why, as_json, "drain")
 
 
 @consumers.command(
@@ -51,19 +51,19 @@ def drain(flags: dict[str, Any], name: str, reason: str, as_json: bool) -> None:
     help="Hand work to a consumer again that an operator has drained. One that shuts down goes on with that. Exit code 1 when it was not drained.",
 )
 @click.argument("name")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
+@why_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
-def resume(flags: dict[str, Any], name: str, reason: str, as_json: bool) -> None:
-    _change(flags, name, reason, as_json, "resume")
+def resume(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
+    _change(flags, name, why, as_json, "resume")
 
 
-def _change(flags: dict[str, Any], name: str, reason: str, as_json: bool, what: str) -> None:
+def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str) -> None:
     with desk(flags) as at:
         operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
         step = operations.drain if what == "drain" else operations.resume
         try:
-            changed = step(name, caller(reason))
+            changed = step(name, caller(why))
         except TooManyRules as full:
             raise click.ClickException(str(full)) from full
     if changed is not None:

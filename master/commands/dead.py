@@ -20,12 +20,13 @@ from common.settings import CommonSettings, options
 from common.stream_id import is_id
 from master.actions import FAILED, Action, counted
 from master.commands.letter_filter import filters, wanted_of
-from master.commands.looking import console, letters_of, print_json, table
+from master.commands.looking import console, fitted, letters_of, print_json, table
 from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
 from master.policy.explain import span
 from master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
 from master.web.dead_letters import chosen_letters, whole
+from master.web.pages.text import moment
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: What was done; all other answers are not.
@@ -36,7 +37,7 @@ _MEANS = {
     "released": "thrown away; the tickets that waited for them go on without them",
     "dropped": "thrown away",
     "done": "done, but the answer was lost on the way",
-    "gone": "somebody was faster: there is no such letter any more",
+    "gone": "there is no such letter, or not any more",
     "cut": "not done: fields of theirs were too large to keep, and the stream does not have the entries any more",
     "held": "not done: their tickets have an owner at the moment; try again",
 }
@@ -87,8 +88,8 @@ def _table(letters: Sequence[DeadLetter]) -> Any:
         )
         for letter in letters
     ]
-    columns = ("letter", "ticket", "message", "reason", "attempts", "policy", "age")
-    return table("Dead letters", columns, rows, ("attempts", "age"), ("letter", "message", "attempts", "policy", "age"))
+    columns, whole_ones = ("letter", "ticket", "message", "reason", "attempts", "policy", "age"), ("letter", "message", "attempts", "policy", "age")
+    return fitted("Dead letters", columns, rows, ("attempts", "age"), whole_ones, extras=("message", "attempts", "policy", "age"))
 
 
 def _age(milliseconds: int) -> str:
@@ -115,10 +116,20 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
         return
     fields, trace = document.pop("message_fields"), document.pop("traceback")
     screen = console()
-    screen.print(table("Dead letter", ("", ""), [(name, str(value)) for name, value in document.items()]))
+    screen.print(table("Dead letter", ("", ""), _for_people(found[0])))
     screen.print(table("Fields of the message", ("name", "value"), [(name, value[:1000]) for name, value in fields]))
     if trace:
         click.echo("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in trace))
+
+
+def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
+    """What the letter says, without what is nothing; times are UTC."""
+    row = letter.row()
+    named = {"fields": f"{letter.fields}{', some of them cut or missing' if letter.cut else ''}"}
+    told = {name: named.get(name, str(value or "")) for name, value in row.items() if name != "cut" and not name.endswith("_ms")}
+    times = {"first tried": letter.first_ms, "last tried": letter.last_ms, "given up": letter.written_ms}
+    told |= {name: f"{moment(ms)} UTC" for name, ms in times.items() if ms}
+    return [(name.replace("_", " "), value) for name, value in told.items() if value]
 
 
 def _id_of(text: str) -> bytes:
@@ -135,7 +146,7 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--all", "everything", is_flag=True, help="All letters that the filters let through; without any filter, all there are."),
             filters,
             click.option("--yes", is_flag=True, help="Do not ask."),
-            click.option("--why", default="", metavar="TEXT", help="Why you do it, for the action log (in other commands this is --reason)."),
+            click.option("--why", default="", metavar="TEXT", help="Why, for the action log."),
             click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
             options(CommonSettings),
         )
@@ -182,7 +193,7 @@ def _change(letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], l
     if not given["as_json"] and not ids and not preview.count:
         click.echo(_nothing(given))
         return 0
-    if not given["as_json"]:
+    if preview.count and not given["as_json"]:
         rows = [(group.count, group.reason, group.error_type, group.policy) for group in preview.groups]
         title = f"{many(preview.count, 'dead letter')} to {what}"
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))

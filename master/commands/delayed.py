@@ -16,7 +16,7 @@ from common.settings import CommonSettings, options
 from common.stream_id import is_id
 from master.actions import FAILED, Action, ActionLog
 from master.commands.looking import configured, console, print_json, table
-from master.commands.operator import caller
+from master.commands.operator import caller, why_option
 from master.delayed_view import Delayed, DelayedView
 from master.policy.explain import span
 
@@ -65,15 +65,15 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
 @click.option("--all", "everything", is_flag=True, help="All that wait, or with --ticket all of that ticket.")
 @click.option("--ticket", metavar="ID", help="With --all: only those of this ticket.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
+@why_option()
 @_JSON
 @options(CommonSettings)
-def drop(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, ticket: str | None, yes: bool, reason: str, as_json: bool) -> None:
+def drop(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, ticket: str | None, yes: bool, why: str, as_json: bool) -> None:
     if bool(ids) == everything or (ticket is not None and not everything):
         raise click.UsageError("give ids of messages, or --all, with --ticket or without; see `usher delayed list`")
     if wrong := next((text for text in ids if not is_id(text)), None):
         raise click.UsageError(f"{wrong!r} is not the id of a message: it looks like 1526919030474-55, see `usher delayed list`")
-    by = caller(reason)
+    by = caller(why)
     with configured(flags, "delayed") as (settings, link, keys):
         view = DelayedView(link, keys, settings.ticket_field)
         chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import click
 import orjson
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import RedisTrouble, StartRefused
+from common.errors import GroupMissing, RedisTrouble, StartRefused
 from common.keys import Keys
 from common.printable import printable
 from common.redis_client import CommandRefused, Link, check_reachable
@@ -23,8 +25,10 @@ from common.settings import CommonSettings, load
 from master.dead_letters import DeadLetters
 from master.status import StatusReader
 
+#: Characters of a text that is folded, in which it can still be read.
+_READABLE = 28
 #: Colours of the states of consumers and tickets.
-_YELLOW, _RED = ("draining", "paused", "returned"), ("revoked", "lost", "halted", "unreadable")
+_YELLOW, _RED = ("draining", "paused", "returned", "retrying"), ("revoked", "lost", "halted", "unreadable", "recovering")
 _STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")
 
 
@@ -46,6 +50,11 @@ def configured(flags: dict[str, Any], role: str) -> Iterator[Configured]:
     link = Link(url, f"usher:{role}")
     try:
         yield Configured(settings, link, Keys(settings.work_stream, settings.group))
+    except GroupMissing as missing:
+        raise StartRefused(
+            f"USHER_GROUP: stream {settings.work_stream} has no group {settings.group}. The master that leads makes it (again): "
+            f"does one run for this stream and group, and are they the ones that you mean (USHER_TICKET_STREAM, USHER_GROUP)? `usher doctor` looks"
+        ) from missing
     except (RedisTrouble, CommandRefused) as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     finally:
@@ -56,7 +65,7 @@ def configured(flags: dict[str, Any], role: str) -> Iterator[Configured]:
 def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
     """A reader of the configured stream. Raises as ``configured``."""
     with configured(flags, "status") as found:
-        yield StatusReader(found.link, found.keys, found.settings.sources)
+        yield StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
 
 
 @contextlib.contextmanager
@@ -72,12 +81,33 @@ def print_json(document: Any) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = (), ids: Sequence[str] = ()) -> Table:
     """A table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on one line, to be copied."""
-    made = Table(title=Text(printable(title), "table.title"), title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    # A title may be wider than its table.
+    named = Text(printable(title), "table.title", no_wrap=True, overflow="ignore")
+    made = Table(title=named, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=column in ids)
     for row in rows:
         made.add_row(*map(_cell, row))
     return made
+
+
+def fitted(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str], ids: Sequence[str], extras: Sequence[str]
+) -> Table:
+    """The same for a table that is wider than many a terminal: as many of its ``extras`` are left out, in this order, as it takes for the others to
+    be read. None where no terminal is: whoever keeps the output, or searches it, wants all."""
+    at, cells = list(columns), [[_cell(value).plain for value in row] for row in rows]
+    screen = console()
+    width = screen.width if screen.is_terminal or "COLUMNS" in os.environ else sys.maxsize
+    needs = {}
+    for number, column in enumerate(columns):
+        longest = max((cell_len(row[number]) for row in cells), default=0)
+        needs[column] = 2 + max(len(column), longest if column in (*ids, *numbers) else min(longest, _READABLE))
+    for extra in extras:
+        if sum(needs[column] for column in at) > width:
+            at.remove(extra)
+    kept = [columns.index(column) for column in at]
+    return table(title, at, [[row[number] for number in kept] for row in rows], numbers, ids)
 
 
 def _cell(value: object) -> Text:
@@ -108,7 +138,9 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
 
 
 def way_out(row: dict[str, Any]) -> str | None:
-    """Of a halted ticket: why, and what an operator can do."""
+    """Of a halted or paused ticket: why, and what an operator can do."""
+    if row["state"] == "paused":
+        return printable(f"  {row['ticket_id']} is {row['why']}")
     if row["state"] != "halted":
         return None
     letter = row.get("dead_letter")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,19 @@ from master.explainer import Explainer
 from master.live_rules import Changed, LiveRules
 from master.policy.rules import LONGEST_REASON
 from master.web.operations import shown
+
+
+class _Why(click.Option):
+    """Shown as ``--why`` alone: its other name is for scripts that were written before all commands had one word for it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return record and (record[0].replace(", --reason", ""), record[1])
+
+
+def why_option(more: str = "") -> Callable[[Any], Any]:
+    """Why an operator acts. ``--reason`` says the same, except where that is what dead letters are filtered by."""
+    return click.option("--why", "--reason", "why", cls=_Why, default="", metavar="TEXT", help=f"Why, for the action log{more}.")
 
 
 class Desk(NamedTuple):

@@ -13,14 +13,14 @@ import click
 from common.message import LONGEST_TICKET
 from common.settings import CommonSettings, options
 from master.commands.looking import console, print_json, table
-from master.commands.operator import Desk, caller, desk, tell
+from master.commands.operator import Desk, caller, desk, tell, why_option
 from master.live_rules import TooManyRules
 from master.policy.explain import span
 from master.policy.rules import Action, Rule, Target, rule_id
 from master.web.operations import shown
 
-_REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the action log and for whoever asks what the tickets wait for.")
-_WHY_LIFTED = click.option("--reason", default="", metavar="TEXT", help="Why, for the action log.")
+_WHY = why_option(" and for whoever asks what the tickets wait for")
+_WHY_LIFTED = why_option()
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -88,9 +88,9 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @_WHY_LIFTED
 @_JSON
 @options(CommonSettings)
-def lift(flags: dict[str, Any], ids: tuple[str, ...], reason: str, as_json: bool) -> None:
+def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
     with desk(flags) as at:
-        changes = {chosen: at.rules.lift(chosen, caller(reason)) for chosen in dict.fromkeys(ids)}
+        changes = {chosen: at.rules.lift(chosen, caller(why)) for chosen in dict.fromkeys(ids)}
     if as_json:
         print_json({"lifted": {chosen: None if changed is None else shown(changed) for chosen, changed in changes.items()}})
     else:
@@ -107,17 +107,17 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], reason: str, as_json: bool
 )
 @_targets
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_REASON
+@_WHY
 @_JSON
 @options(CommonSettings)
-def dead_letter(flags: dict[str, Any], yes: bool, reason: str, as_json: bool, **chosen: Any) -> None:
+def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
     if not yes:
         if as_json or not sys.stdin.isatty():
             raise click.UsageError("nobody can be asked here: give --yes")
         if not click.confirm(f"make dead letters of {value or 'everything'}?"):
             sys.exit(1)
-    _set(flags, Rule(target, value, Action.DEAD_LETTER, None, reason, caller().who), as_json)
+    _set(flags, Rule(target, value, Action.DEAD_LETTER, None, why, caller().who), as_json)
 
 
 @click.command(
@@ -125,23 +125,23 @@ def dead_letter(flags: dict[str, Any], yes: bool, reason: str, as_json: bool, **
     "already goes on to its end. It holds until `usher resume`, whatever is restarted meanwhile.",
 )
 @_targets
-@_REASON
+@_WHY
 @_JSON
 @options(CommonSettings)
-def pause(flags: dict[str, Any], reason: str, as_json: bool, **chosen: Any) -> None:
+def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
-    _set(flags, Rule(target, value, Action.PAUSE, None, reason, caller().who), as_json)
+    _set(flags, Rule(target, value, Action.PAUSE, None, why, caller().who), as_json)
 
 
 @click.command(help="Slow tickets down: at most so many messages of each of them are handed over per second. It holds until `usher resume`.")
 @_targets
 @click.option("--rate", type=_Rate(min=0.001, max=1_000_000), required=True, metavar="N", help="Messages per second, of each ticket.")
-@_REASON
+@_WHY
 @_JSON
 @options(CommonSettings)
-def slow(flags: dict[str, Any], rate: float, reason: str, as_json: bool, **chosen: Any) -> None:
+def slow(flags: dict[str, Any], rate: float, why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
-    _set(flags, Rule(target, value, Action.SLOW, rate, reason, caller().who), as_json)
+    _set(flags, Rule(target, value, Action.SLOW, rate, why, caller().who), as_json)
 
 
 def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
@@ -159,10 +159,10 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
 @_WHY_LIFTED
 @_JSON
 @options(CommonSettings)
-def resume(flags: dict[str, Any], reason: str, as_json: bool, **chosen: Any) -> None:
+def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
     with desk(flags) as at:
-        changed = at.rules.lift(rule_id(target, value), caller(reason), "resume")
+        changed = at.rules.lift(rule_id(target, value), caller(why), "resume")
         if changed is not None:
             tell(changed, as_json)
         elif as_json:

@@ -34,7 +34,7 @@ Exit code 1 when a consumer of the `usher up` of this machine is not alive; with
 @options(CommonSettings)
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
     with configured(flags, "status") as found:
-        reader = StatusReader(found.link, found.keys, found.settings.sources)
+        reader = StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
         logs = _logs_of_up(found.settings)
         seen = look(reader, None, logs)
         screen = console()
@@ -79,13 +79,16 @@ def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str,
     consumers = reader.consumers()
     alive = {row["name"] for row in consumers if row["state"] != "lost"}
     overview["missing_consumers"] = {name: log for name, log in logs.items() if name not in alive}
-    return overview | rates | {"consumers": consumers, "tickets_in_processing": page["tickets"][:_TICKETS_SHOWN]}
+    tickets = page["tickets"][:_TICKETS_SHOWN]
+    parked = reader.parked(_TICKETS_SHOWN) if overview["parked"] else []
+    return overview | rates | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
 
 
 def drawn(seen: dict[str, Any]) -> RenderableType:
     lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
+    there = "" if seen["has_group"] else ": not there; the master that leads makes it"
     facts = [
-        ("stream", f"{seen['stream']}  (group {seen['group']})"),
+        ("stream", f"{seen['stream']}  (group {seen['group']}{there})"),
         ("leader", seen["leader_url"] or "none: no master leads"),
         ("entries", f"{seen['entries']:,}  done {seen['done']:,}  unread (lag) {lag}"),
         ("pending", f"{seen['pending']:,}  of these parked under the master {seen['parked']:,}"),
@@ -112,6 +115,8 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         shown = len(seen["tickets_in_processing"])
         total = max(shown, seen["tickets"])  # they were counted a moment before
         parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {total:,})")]
+    if seen["tickets_parked"]:
+        parts += ["", tickets_table(seen["tickets_parked"], "Parked: nobody has anything of these")]
     return Group(*parts)
 
 

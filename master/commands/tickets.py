@@ -18,7 +18,7 @@ def tickets() -> None:
     pass
 
 
-@tickets.command("list", help="List tickets in processing.")
+@tickets.command("list", help="List tickets in processing, and those that are parked.")
 @click.option("--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
@@ -31,14 +31,18 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
             rows += page["tickets"]
             cursor = page["cursor"]
         rows = reader.explained(rows[:limit])
+        rows += reader.parked(limit - len(rows) + 1)
+    more, rows = cursor is not None or len(rows) > limit, rows[:limit]
     if as_json:
-        print_json({"tickets": rows, "more": cursor is not None})
+        print_json({"tickets": rows, "more": more})
         return
     console().print(tickets_table(rows))
     for line in filter(None, map(way_out, rows)):
         click.echo(line)
     if not rows:
         click.echo("  none: everything that was read is done")
+    elif more:
+        click.echo(f"  the first {len(rows):,}; --limit shows more")
 
 
 @tickets.command("show", help="Show one ticket. Exit code 1 when nothing of it is in processing.")
@@ -51,7 +55,7 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif found is None:
-        click.echo(f"nothing of ticket {ticket_id!r} is in processing")
+        click.echo(f"nothing of ticket {ticket_id!r} is in processing; `usher tickets explain` tells whether something of it waits")
     else:
         console().print(tickets_table([found], "Ticket"))
         for message_id in found.get("message_ids", ()):

@@ -123,6 +123,7 @@ def _document(
         "floor": decision.floor.decode() if isinstance(decision, Cut) else None,
         "kept_for": f"{decision.because.kind} {decision.because.name}" if isinstance(decision, Cut) else None,
         "why": _why(decision),
+        "problems": list(decision.problems) if isinstance(decision, Refused) else [],
         "would_cut": would,
         "would_cut_is_exact": would < COUNTED,
         "cut": cut,
@@ -146,7 +147,7 @@ def _show(told: dict[str, Any]) -> None:
     screen.print(table(title, ("reader", "name", "keeps from", "why", "noted"), cells, ids=("keeps from",)))
     if told["decision"] == "refused":
         screen.print("[red]Nothing is cut: a reader is lost.[/red]")
-        for problem in told["why"].split("; "):
+        for problem in told["problems"]:
             screen.print(f"  {problem}", markup=False, soft_wrap=True)
     elif told["decision"] == "nothing":
         screen.print(f"Nothing may go: {told['why']}.", markup=False, soft_wrap=True)

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.attempts import CUT_OFF, RAN_PAST
 from common.stream_id import milliseconds
 
 #: The policy of a letter whose ticket waits for it.
 PARK = "park"
+#: Nobody saw how its last start ended, and no crash was noted (consumer/policy/outcome.py).
+_HUNG = "most likely hung"
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,16 @@ class DeadLetter:
         return milliseconds(self.id)
 
     @property
+    def error_name(self) -> str:
+        """What its error is called: its type; of what hung or took its process with it, and so raised nothing, words for that."""
+        if self.error_type:
+            return self.error_type
+        return CUT_OFF if self.error.startswith(CUT_OFF) else _HUNG if self.error.startswith(RAN_PAST) else ""
+
+    @property
     def group(self) -> tuple[str, str, str]:
-        """What letters are counted by: reason, type of error, policy."""
-        return self.reason, self.error_type, self.policy
+        """What letters are counted by: reason, name of the error, policy."""
+        return self.reason, self.error_name, self.policy
 
     def row(self) -> dict[str, Any]:
         """For programs: bytes that are not UTF-8 are shown, not kept."""
@@ -109,7 +119,7 @@ def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 @dataclass(frozen=True)
 class LetterFilter:
     """Which letters are meant: those for which all that is given is so. ``reason`` and ``error`` are parts of the texts; ``error`` is looked for
-    in the type too. ``id`` is a letter's or its message's. Ages in milliseconds since the epoch, of the writing of the letter."""
+    in its name too. ``id`` is a letter's or its message's. Ages in milliseconds since the epoch, of the writing of the letter."""
 
     ticket: bytes | None = None
     reason: str = ""
@@ -133,14 +143,14 @@ class LetterFilter:
         return (
             (self.ticket is None or letter.ticket == self.ticket)
             and self.reason.lower() in letter.reason.lower()
-            and (not self.error or self.error.lower() in f"{letter.error_type}\n{letter.error}".lower())
+            and (not self.error or self.error.lower() in f"{letter.error_name}\n{letter.error}".lower())
             and (self.id is None or self.id in (letter.id, letter.message_id))
         )
 
 
 @dataclass(frozen=True)
 class Group:
-    """Letters that have reason, type of error and policy in common."""
+    """Letters that have reason, name of the error (``error_type``) and policy in common."""
 
     reason: str
     error_type: str

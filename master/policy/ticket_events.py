@@ -1,9 +1,9 @@
 """What a follower of a ticket is told, as server-sent events. Pure: entries and records in, events out.
 
 ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that failed, or attempts that a
-message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state`` (processing, returned, halted, idle), ``gap``
-(what happened in between is not there any more). ``time_ms`` of each: when it happened; of what only the index tells, when that was seen;
-of a gap, from when on something is missing.
+message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state`` (processing, returned, paused, halted, idle; with the
+``rule`` that holds), ``gap`` (what happened in between is not there any more). ``time_ms`` of each: when it happened; of what only the index
+tells, when that was seen; of a gap, from when on something is missing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import orjson
 from common.message import as_mapping, first_value
 from common.run_log import decode
 from common.stream_id import ZERO, is_id, milliseconds
+from master.policy.rules import Action, Rule
 
 #: The streams that events come from, in the order of their places in a position.
 SOURCES = ("entries", "runs", "dead")
@@ -121,6 +122,15 @@ def idle(ticket: bytes) -> dict[str, Any]:
     return {"ticket_id": ticket.decode(errors="replace"), "state": "idle", "message_ids": []}
 
 
+def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
+    """The row with the rule that holds: what nobody has is ``paused`` by one, though the index, which has records of what is handed over, may know
+    nothing of it. Its parked messages are not looked for here, so it is told also when none waits."""
+    if rule is None:
+        return row
+    is_held = rule.action is Action.PAUSE and row["state"] in ("idle", "returned")
+    return row | ({"state": "paused"} if is_held else {}) | {"rule": rule.told()}
+
+
 def changes(ticket: bytes, before: Seen, now: Seen) -> Iterator[Event]:
     """What has happened to a ticket between two looks at it."""
     row = now.row
@@ -128,7 +138,7 @@ def changes(ticket: bytes, before: Seen, now: Seen) -> Iterator[Event]:
     if row["state"] == "processing" and (fresh := [one for one in row["message_ids"] if one not in handed]):
         facts = {name: row[name] for name in ("ticket_id", "owner", "consumer_name", "fence")}
         yield Event(ticket, "hand_over", {**facts, "message_ids": fresh})
-    if row["state"] != before.row["state"]:
+    if (row["state"], row.get("rule")) != (before.row["state"], before.row.get("rule")):
         yield Event(ticket, "state", dict(row))
     for message_id, attempts in now.attempts.items():
         if before.attempts.get(message_id) != attempts:

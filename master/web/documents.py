@@ -66,7 +66,8 @@ class LetterRow(TypedDict):
 
 
 class TicketRow(TypedDict):
-    """``state``: processing, returned, halted, ending, waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for."""
+    """``state``: processing, retrying (its first message has failed before), recovering (its owner is lost), returned, paused (given back, and a rule
+    holds it: ``why``), halted, ending, waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for."""
 
     ticket_id: str
     state: str
@@ -74,6 +75,7 @@ class TicketRow(TypedDict):
     message_ids: NotRequired[list[str]]
     consumer_name: NotRequired[str]
     owner: NotRequired[str]
+    why: NotRequired[str]
     dead_letter: NotRequired[LetterRow]
 
 

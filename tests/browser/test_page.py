@@ -125,6 +125,25 @@ def test_without_a_token_there_is_only_the_way_in(looking: Looking) -> None:
     assert "/login?next=" in page.url
 
 
+def test_on_a_phone_nothing_is_scrolled_sideways(looking: Looking, system: System) -> None:
+    before = system.letters()
+    (system.folder / "mended").unlink(missing_ok=True)
+    system.send("a-ticket-of-a-customer-with-a-rather-long-name-0815", do="give up", says="no such product in the warehouse of the northern district")
+    system.send("INC-21", 3, do="hang")
+    until(lambda: system.letters() > before, 30, "there is a dead letter")
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide = "[document.documentElement, ...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
+    for path in ("/", "/tickets", "/tickets/INC-21", "/consumers", "/dead-letters", "/streams", "/doctor", "/rules", "/actions"):
+        looking.go(path)
+        assert page.evaluate(wide) == 0, path
+    looking.go("/dead-letters")
+    row = page.locator("tbody tr", has_text="0815")
+    named = "cells => cells.map(cell => getComputedStyle(cell, '::before').content)"
+    assert '"Ticket"' in row.locator("td").evaluate_all(named), "each line says what it is"
+
+
 def test_keys_and_colours(looking: Looking) -> None:
     looking.sign_in(VIEWER)
     page = looking.page

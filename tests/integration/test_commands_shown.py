@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,9 @@ from rich.text import Text
 
 from common.cli import run, usher
 from common.commands import doctor
+from common.keys import Keys
+from common.run_log import CRASHED, encode
+from consumer.policy.acks import Finished
 from master.audit import screen
 from master.commands.follow import Told, _line
 from master.policy.rules import Target, rule_id
@@ -22,8 +26,8 @@ _TICKET = b"a-customer-with-a-long-name-4711"
 _ID = b"1795461475818-0"
 
 
-def shown(world: World, *words: str) -> Any:
-    environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group, "COLUMNS": "80"}
+def shown(world: World, *words: str, columns: str | None = "80") -> Any:
+    environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group, "COLUMNS": columns}
     return CliRunner().invoke(usher, [*words], env=environ)
 
 
@@ -36,11 +40,85 @@ def letters(world: World, *tickets: bytes) -> list[str]:
     return [letter_id.decode() for letter_id in world.letter_ids()]
 
 
-def test_ids_of_letters_and_of_their_messages_stay_whole(world: World) -> None:
+def test_of_a_letter_its_id_its_ticket_and_its_error_win_where_there_is_no_room_for_all(world: World) -> None:
     (letter,) = letters(world, _TICKET)
-    words = shown(world, "dead", "list").output.split()
-    assert letter in words
-    assert _ID.decode() in words
+    narrow = shown(world, "dead", "list").output
+    assert letter in narrow.split()
+    assert "gave_up: ValueError: x" in narrow, "on one line"
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert _ID.decode() not in narrow
+    wide = shown(world, "dead", "list", columns="140").output
+    assert {letter, _TICKET.decode(), _ID.decode(), "skip"} <= set(wide.split())
+    assert {letter, _ID.decode(), "skip"} <= set(shown(world, "dead", "list", columns=None).output.split()), "who keeps the output wants all"
+
+
+def test_executions_are_read_at_a_glance(world: World) -> None:
+    run = Finished(b"T", _ID, 1838660153630720, 2, 1700000000_281_000, 1700000000_291_000)
+    crashed = Finished(b"T", b"1795461475819-0", 1838660153630720, 1, 1700000000_281_000, 0)
+    world.link.call("XADD", world.keys.runs, "*", "batch", encode("consumer-1:1838660106017792", [run, crashed], ["done", CRASHED]))
+    told = shown(world, "audit", "runs", "--ticket", "T").output
+    lines = [line.split() for line in told.splitlines()]
+    assert [_ID.decode(), "2", "done", "2023-11-14", "22:13:20.281", "10", "ms"] in lines
+    assert any(line[0] == "1795461475819-0" and line[2] == CRASHED and line[-3:] == ["its", "process", "ended"] for line in lines if line)
+    document = json.loads(shown(world, "audit", "runs", "--ticket", "T", "--json").output)
+    assert document["runs"][0]["start_us"] == 1700000000_281_000
+
+
+def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
+    """In the words of explain, as far as one look for all of them tells."""
+    leader, a, gone = world.elect(), world.join("a"), world.join("gone")
+    for ticket, owner in ((b"runs", a), (b"tried-again", a), (b"orphan", gone)):
+        (entry_id,) = world.owned(leader, owner, ticket)
+        if ticket == b"tried-again":
+            world.link.call("HSET", world.keys.attempts, entry_id, "1 1 0 0")
+    world.end_lease(gone)
+    world.parked(leader, b"blocked")
+    world.parked(leader, b"held")
+    world.parked(leader, b"held")
+    assert shown(world, "pause", "held", "--why", "stock is being counted").exit_code == 0
+    wanted = {"runs": "processing", "tried-again": "retrying", "orphan": "recovering", "blocked": "parked", "held": "paused"}
+    listed = shown(world, "tickets", "list").output
+    assert {line.split()[0]: line.split()[1] for line in listed.splitlines()[2:7]} == wanted
+    assert re.search(r"held is paused by \w+: stock is being counted \(rule", listed)
+    rows = json.loads(shown(world, "tickets", "list", "--json").output)["tickets"]
+    assert {row["ticket_id"]: (row["state"], len(row["message_ids"])) for row in rows}["held"] == ("paused", 2)
+    status = shown(world, "status", "--once").output
+    assert all(re.search(rf"^{ticket} +{state} ", status, re.MULTILINE) for ticket, state in wanted.items()), status
+    for limit, more in (("4", True), ("5", False)):
+        document = json.loads(shown(world, "tickets", "list", "--limit", limit, "--json").output)
+        assert (len(document["tickets"]), document["more"]) == (int(limit), more)
+
+
+def test_where_the_group_is_not_there_the_group_is_blamed_and_not_redis(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (letter,) = letters(world, b"T")
+    for name, value in (("REDIS_URL", world.link.url), ("TICKET_STREAM", world.keys.stream), ("GROUP", "nope")):
+        monkeypatch.setenv(f"USHER_{name}", value)
+    world.link.call("XADD", Keys(world.keys.stream, "nope").dead, letter, *world.link.call("XRANGE", world.keys.dead, letter, letter)[0][1])
+    assert run(["dead", "redrive", letter, "--yes"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usher: USHER_GROUP: stream {world.keys.stream} has no group nope. The master that leads makes it")
+    assert "USHER_REDIS_URL" not in told
+    assert "(group nope: not there; the master that leads makes it)" in " ".join(
+        shown(world, "status", "--once", "--group", "nope").output.split()
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pause", "T"), ("slow", "T", "--rate", "1"), ("resume", "T"), ("rules", "lift", "x"), ("rules", "dead-letter", "T", "--yes"),
+        ("consumers", "drain", "a"), ("consumers", "resume", "a"), ("delayed", "drop", "1-1", "--yes"),
+    ],
+)  # fmt: skip
+def test_why_an_operator_acts_is_why_everywhere_and_scripts_that_call_it_reason_go_on(world: World, words: tuple[str, ...]) -> None:
+    told = shown(world, *words, "--help").output
+    assert "--why TEXT" in told
+    assert "--reason" not in told
+    for name in ("--why", "--reason"):
+        shown(world, "pause", "T")  # so that there is something to lift
+        assert shown(world, *words, name, f"because {name}").exit_code in (0, 1), "1: there was nothing of that kind"
 
 
 @pytest.mark.parametrize("what", ["show", "redrive", "drop"])
@@ -102,15 +180,15 @@ def test_filters_that_let_no_letter_through_are_named_and_that_is_no_failure(wor
 @pytest.mark.parametrize("what", ["redrive", "drop"])
 def test_one_letter_is_one_letter(world: World, what: str) -> None:
     one, *_ = letters(world, b"A", b"B", b"C")
-    assert shown(world, "dead", what, one, "--yes").output.startswith(f"1 dead letter to {what} ")
-    assert shown(world, "dead", what, "--all", "--yes").output.startswith(f"2 dead letters to {what} ")
+    assert shown(world, "dead", what, one, "--yes").output.startswith(f"1 dead letter to {what}\n")
+    assert shown(world, "dead", what, "--all", "--yes").output.startswith(f"2 dead letters to {what}\n")
 
 
 @pytest.mark.parametrize("what", ["list", "redrive", "drop"])
 def test_a_reason_of_letters_is_told_from_the_reason_of_an_action(world: World, what: str) -> None:
     told = " ".join(shown(world, "dead", what, "--help").output.split())
     assert "--reason TEXT Only those given up for a reason that has this in it; not why you act." in told
-    assert ("--why TEXT Why you do it, for the action log (in other commands this is --reason)." in told) == (what != "list")
+    assert ("--why TEXT Why, for the action log." in told) == (what != "list")
 
 
 def test_whoever_lifts_a_rule_says_why_to_the_action_log_only(world: World) -> None:

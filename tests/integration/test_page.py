@@ -257,6 +257,50 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     assert site.post("/rules/set", target="pattern", value="T", action="slow", rate_per_second="x").status_code == 422
 
 
+def test_what_is_paused_can_be_resumed_and_not_paused_again(site: Site, world: World) -> None:
+    busy(world)
+    assert "Pause ticket" in site.get("/tickets/T").text
+    site.post("/rules/set", target="ticket", value="T", action="pause", why="asked")
+    ticket = site.get("/tickets/T").text
+    assert "Resume ticket" in ticket
+    assert "Pause ticket" not in ticket
+    site.post("/rules/set", target="everything", value="", action="pause")
+    other = site.get("/tickets/D").text
+    assert "Resume all of it" in other, "the rule is of more than this ticket"
+    assert "Pause ticket" not in other
+
+
+def test_what_tickets_are_doing_is_told_also_of_those_that_nobody_has(site: Site, world: World) -> None:
+    busy(world)
+    world.link.call("HSET", world.keys.attempts, "1-1", "1 1 0 0")
+    site.post("/rules/set", target="ticket", value="P", action="pause", why="stock <is> counted")
+    for path, tickets in (("/tickets", {"P", "T", "H"}), ("/tickets?q=T", {"T"})):
+        rows = {row[0]: row[1] for row in re.findall(r'<bdi>(\w+)</bdi></a></td><td[^>]*><span class="state (\w+)">', site.get(path).text)}
+        assert {name: rows[name] for name in tickets} == {name: {"P": "paused", "T": "retrying", "H": "halted"}[name] for name in tickets}
+    assert "stock &lt;is&gt; counted" in site.get("/tickets").text
+
+
+def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_the_overview(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(world)
+    site = Site(world)
+
+    def snapshot(pulse: Pulse, patience_s: float = 0) -> dict[str, object]:
+        """As when its thread runs."""
+        pulse._look()
+        pulse.run_once()
+        return pulse.last
+
+    monkeypatch.setattr("master.pulse.Pulse.snapshot", snapshot)
+    site.post("/rules/set", target="ticket", value="T", action="pause")
+    counts = dict(re.findall(r'>([A-Z][a-z ]+) <span class="count">([^<]+)</span>', site.get("/actions").text))
+    assert counts["Rules"] == "1"
+    assert counts["Dead letters"] == "2"
+    assert int(counts["Overview"]) >= 2
+    site.close()
+
+
 def test_a_consumer_is_drained_and_resumed(site: Site, world: World) -> None:
     busy(world)
     site.pulse.run_once()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.scripts import ScriptRunner
 from master.elector import Elector, Lead
 from tests.integration.factories import LEASE_MS, World
@@ -52,3 +54,12 @@ def test_its_own_lease_of_a_lost_reply_is_succeeded(world: World) -> None:
     elector.run_once()
     assert lead.epoch is not None
     assert lead.epoch > former
+
+
+def test_that_it_stands_by_and_behind_whom_is_logged_once_of_each_leader(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "master.elector")
+    world.elect("abc http://one")
+    elector, _, _ = _elector(world)
+    for _ in range(3):
+        elector.run_once()
+    assert [record.getMessage() for record in caplog.records] == ["stands_by"]

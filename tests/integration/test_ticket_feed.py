@@ -19,6 +19,9 @@ from common.run_log import encode
 from common.sources import SCOPED_TICKET_FIELD
 from common.stream_router import StreamRouter
 from master import ticket_feed
+from master.actions import By
+from master.live_rules import LiveRules
+from master.policy.rules import Action, Rule, Target, rule_id
 from master.policy.ticket_events import parse_position
 from master.ticket_feed import TicketFeed
 from tests.integration.factories import FIELD, World
@@ -217,3 +220,25 @@ def test_who_comes_back_after_the_stream_began_anew_is_told_so_and_gets_all(feed
     assert [(one["event"], one.get("message_id", one.get("after"))) for one in found] == [
         ("gap", "9999-1"), ("entry", "1000-1"), ("entry", "1010-1"), ("state", None)
     ]
+
+
+def test_a_ticket_that_is_paused_is_told_so_and_when_that_ends(feed: TicketFeed, world: World) -> None:
+    """Its messages are parked: the index, which has records of what is handed over, knows nothing of it."""
+    world.parked(world.elect(), _T)
+    rules = LiveRules(world.link, world.keys)
+    rules.set(Rule(Target.TICKET, _T.decode(), Action.PAUSE, reason="stock is being counted", who="alice"), By("alice", "cli", ""))
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE_S)
+    feed.follow(theirs, _T, None)
+    lines = ours.makefile("rb")
+    assert (first := next_event(lines))["state"] == "paused"
+    assert first["rule"].startswith("paused by alice: stock is being counted (rule ")
+    rules.lift(rule_id(Target.TICKET, _T.decode()), By("alice", "cli", ""))
+    last = next_event(lines)
+    assert (last["state"], "rule" in last) == ("idle", False)
+    lines.close()
+    ours.close()
+
+
+def next_event(lines: Any) -> dict[str, Any]:
+    return next(orjson.loads(line.partition(b": ")[2]) for line in lines if line.startswith(b"data: "))

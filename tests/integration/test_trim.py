@@ -289,3 +289,13 @@ def test_a_key_that_is_no_stream_is_refused(redis_url: str, link: Link, capsys: 
     code, told = _usher(capsys, redis_url)
     assert (code, "USHER_TICKET_STREAM" in told) == (2, True)
     assert _usher(capsys, redis_url, "--keep", "soon")[0] == 2
+
+
+def test_a_problem_is_told_on_one_line_whatever_is_in_a_name(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(1, 11):
+        link.call("XADD", STREAM, f"{number}-1", "f", "v")
+    link.call("HSET", LOG_KEYS.groups, "a; b", "5-1")
+    _group(link, "10-1")
+    assert usher("trim", "--redis-url", redis_url, "--ticket-stream", STREAM, "--group", "g") == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  group a; b is gone")]
+    assert "usher trim --forget-group" in line

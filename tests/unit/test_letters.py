@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from common.attempts import Attempts
+from consumer.policy.outcome import unended
 from consumer.tracing import traced
 from master.policy.letters import DeadLetter, LetterFilter, Preview, parse_letter, split_letter
 
@@ -70,6 +72,18 @@ def test_a_preview_counts_by_what_letters_have_in_common() -> None:
     largest = preview.groups[0]
     assert (largest.error_type, largest.policy, largest.count) == ("ValueError", "park", 2)
     assert sorted(group.count for group in preview.groups) == [1, 1, 2]
+
+
+def test_what_hung_or_took_its_process_with_it_has_a_name_and_can_be_asked_for() -> None:
+    cut_off, hung = unended(Attempts(3, 3, 1)), unended(Attempts(3, 3))
+    of_crash, of_hang = (_letter(error_type=b"", error=one.error.encode(), reason=one.reason.encode()) for one in (cut_off, hung))
+    preview = Preview()
+    preview.add([of_crash, of_hang, _letter()])
+    names = [group.error_type for group in preview.groups]
+    assert names == ["its process ended while its handler ran", "most likely hung", "ValueError"]
+    for letter, name in ((of_crash, names[0]), (of_hang, names[1])):
+        assert [one for one in (of_crash, of_hang) if LetterFilter(error=name).fits(one)] == [letter], "what the page's link asks for"
+    assert _letter(error_type=b"", error=b"", reason=b"body_gone").error_name == ""
 
 
 def _raised(depth: int, text: str) -> BaseException:

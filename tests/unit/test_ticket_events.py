@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
 from common.run_log import CRASHED, encode
 from master.commands.follow import Told, lines_of, parse
-from master.policy.ticket_events import DEAD, ENTRIES, RUNS, Event, Seen, changes, events_of, frame, idle, parse_position, position_text
+from master.policy.rules import Action, Rule, Target
+from master.policy.ticket_events import DEAD, ENTRIES, RUNS, Event, Seen, changes, events_of, frame, idle, parse_position, position_text, ruled
 from master.status import shown
 
 _T = b"T1"
@@ -114,3 +117,16 @@ def test_the_command_reads_what_the_master_writes() -> None:
 @pytest.mark.parametrize("pieces", [[b"a", b"\n", b"\n", b"b", b"\n", b"c"], [b"a\n\nb\nc"], [b"a\n", b"\nb\n", b"c"]])
 def test_a_line_is_told_when_it_is_whole_however_it_comes(pieces: list[bytes]) -> None:
     assert list(lines_of(pieces)) == [b"a", b"", b"b"]
+
+
+def test_what_a_rule_holds_and_nobody_has_is_paused_and_not_idle() -> None:
+    rule = Rule(Target.TICKET, "T1", Action.PAUSE, reason="stock is being counted", who="alice")
+    row = ruled(idle(_T), rule)
+    assert row["state"] == "paused"
+    assert row["rule"].startswith("paused by alice: stock is being counted (rule ")
+    assert ruled({"state": "returned", "message_ids": []}, rule)["state"] == "paused"
+    assert ruled({"state": "processing", "message_ids": []}, rule)["state"] == "processing", "what a consumer has goes on"
+    assert ruled(idle(_T), None) == idle(_T)
+    assert ruled(idle(_T), replace(rule, action=Action.SLOW, rate_per_second=2.0))["state"] == "idle"
+    busy = seen(b"c1:3 7 5-1")
+    assert names(changes(_T, busy, busy._replace(row=ruled(dict(busy.row), rule)))) == ["state"], "a rule that comes is told"

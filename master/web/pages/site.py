@@ -130,7 +130,7 @@ def _common(port: PagePort, notes: Notes) -> dict[str, Any]:
     """What every page may use."""
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
-    seen = port.pulse.last if may_look else {}
+    seen = port.pulse.snapshot() if may_look else {}  # a page is a look: what stands behind the names of pages is of now, whichever it is
     counts = _counts(seen)
     theme = request.cookies.get("usher_theme")
     return {

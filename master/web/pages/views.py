@@ -107,7 +107,8 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         if asked:
             return _search(port, asked, cursor)
         page = port.status.tickets(cursor, _ROWS)
-        return show("tickets.html", "tickets", rows=_aged(page["tickets"]), cursor=page["cursor"], q="")
+        parked = port.status.parked(_ROWS) if cursor == "0" else []  # they have no place in the index, so they come first
+        return show("tickets.html", "tickets", rows=_aged([*parked, *page["tickets"]]), cursor=page["cursor"], q="")
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
@@ -127,7 +128,7 @@ def _search(port: PagePort, asked: str, cursor: str) -> str:
     if len(asked.encode()) > _LONGEST_ID:
         raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
     found, following = port.story.containing(asked, _ROWS, cursor)
-    rows = _aged([shown(ticket, value) for ticket, value in found])
+    rows = _aged(port.status.told([shown(ticket, value) for ticket, value in found]))
     letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
     facts: dict[str, Any] = {"letters": letters.letters, "more_letters": letters.cursor is not None, "is_id": bool(STREAM_ID.fullmatch(asked))}
     if facts["is_id"]:
