@@ -144,12 +144,13 @@ class HandlerProcess:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return None
-            if select.select([self._socket], [], [], min(left_s, _LOOK_EVERY_S))[0]:
+            is_over = self._process is None or self._process.poll() is not None  # before the look: what it said with its last breath counts
+            if select.select([self._socket], [], [], 0 if is_over else min(left_s, _LOOK_EVERY_S))[0]:
                 chunk = self._socket.recv(65_536)
                 if not chunk:
                     return None
                 self._rest += chunk
-            elif self._process is None or self._process.poll() is not None:
+            elif is_over:
                 return None  # and a child of its own still has the socket
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = orjson.loads(line)
