@@ -18,7 +18,7 @@ from common.embedded import EmbeddedRedis
 from common.log import in_hand
 from common.redis_client import Link
 
-pytest_plugins = ("tests.postgres", "tests.sinks", "tests.outboxes", "tests.valkey", "tests.commands")
+pytest_plugins = ("tests.postgres", "tests.sinks", "tests.outboxes", "tests.valkey", "tests.commands", "tests.sharing_out")
 #: ``pytest --hypothesis-profile=long tests/integration/test_protocol_machine.py``: an hour instead of seconds.
 hypothesis.settings.register_profile("long", max_examples=5000, stateful_step_count=60)
 

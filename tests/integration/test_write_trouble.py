@@ -31,6 +31,7 @@ def link(tmp_path: Path) -> Iterator[Link]:
     with EmbeddedRedis(tmp_path / "redis", port=None, durable=False) as server:
         made = Link(server.url, "test")
         yield made
+        made.call("CONFIG", "SET", "save", "")  # else a server that cannot save refuses to end, and is killed after 10 s
         made.close()
 
 

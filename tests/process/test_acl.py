@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from common.acl import Program, acl_file, programs
 from common.embedded import find_redis_server, free_port
@@ -295,8 +297,8 @@ def test_a_script_gives_no_more_than_its_caller_has(emptied: Guarded) -> None:
 
 def test_nobody_works_as_default_and_nobody_logs_in_before_he_has_a_password(emptied: Guarded) -> None:
     for user, password in (("default", ""), (None, "x")):
-        client = redis.Redis(port=emptied.port, username=user, password=password, protocol=2)
-        with pytest.raises(redis.RedisError):
+        client = redis.Redis(port=emptied.port, username=user, password=password, protocol=2, retry=Retry(NoBackoff(), 0))
+        with pytest.raises(redis.AuthenticationError):
             client.ping()
         client.close()
     assert all(" off resetpass " in line for line in _FILE.read_text().splitlines() if line.startswith("user "))

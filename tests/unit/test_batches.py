@@ -28,7 +28,7 @@ from consumer.policy.outcome import Bury, RetryPolicy
 from tests.books import Book
 
 PATIENCE_S = 20.0
-LEASE = OwnLease(1000.0, now_s())
+LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
 
 
 def message(ticket: bytes, number: int, attempts: int = 0) -> Message:
