@@ -196,7 +196,8 @@ class Audit:
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys, limits = self._links[stream], self._plan.keys(stream), self._plan.limits
-        return [one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)]
+        held = {one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)}
+        return [one for one in examples if one in held]
 
     # ---- reading -------------------------------------------------------------------------------------------------------------
 
