@@ -224,6 +224,14 @@ CHECKS: dict[str, Check] = {
             "Effects of this ticket may be wrong: compare them, then please report it.",
         ),
         Check(
+            "overtaken",
+            Severity.BAD,
+            "While a message of a ticket is pending, no later one of the ticket is done.",
+            "A later message of the ticket was done before this one, which is still to come: when it runs, it is out of order.",
+            (_PENDING, _RUNS),
+            "Was the group set forward by hand (XGROUP SETID)? Then this is its trace. If not, please report it.",
+        ),
+        Check(
             "fence_shared",
             Severity.BAD,
             "A fence of a ticket is given to one incarnation.",

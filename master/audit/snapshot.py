@@ -190,6 +190,8 @@ def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool
         return owner is not None and (look.attempts or 0) > limits.attempts
     if name == "attempts_leaked":
         return owner is None and look.attempts is not None
+    if name == "overtaken":
+        return owner is not None and look.in_stream
     if name == "lost":
         return owner is None and look.in_stream
     return True

@@ -75,22 +75,22 @@ def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
 
 
 def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
-    seeder.over("1-1", "3-1", "4-1", "5-1")
-    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
-    seeder.own("c1:1", "2-1")
-    seeder.index("other", "c1:1 5 2-1")
-    assert told(spark, redis_url) == {"pending_without_index": {"2-1"}}
+    seeder.over("1-1", "2-1", "3-1", "4-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
+    seeder.own("c1:1", "5-1")
+    seeder.index("other", "c1:1 5 5-1")
+    assert told(spark, redis_url) == {"pending_without_index": {"5-1"}}
 
 
 def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
-    seeder.over("1-1", "3-1", "4-1", "5-1")
-    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
-    seeder.own("c1:1", "2-1")
-    seeder.index("a", "c1:1 7 2-1")
-    link.call("HSET", seeder.keys.attempts, "2-1", "50 1 0 0")
+    seeder.over("1-1", "2-1", "3-1", "4-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
+    seeder.own("c1:1", "5-1")
+    seeder.index("a", "c1:1 7 5-1")
+    link.call("HSET", seeder.keys.attempts, "5-1", "50 1 0 0")
     assert told(spark, redis_url) == {}
-    link.call("HSET", seeder.keys.attempts, "2-1", "50 6 0 0")
-    assert told(spark, redis_url) == {"attempts_many": {"2-1"}}
+    link.call("HSET", seeder.keys.attempts, "5-1", "50 6 0 0")
+    assert told(spark, redis_url) == {"attempts_many": {"5-1"}}
 
 
 @pytest.mark.parametrize("new", ["c0:9", "c9:9"])

@@ -105,6 +105,13 @@ def test_the_second_look_keeps_what_is_wrong_and_drops_what_is_well(check: str) 
     assert not still_holds(check, suspect, _WELL, LIMITS)
 
 
+def test_the_second_look_keeps_what_was_overtaken_while_it_is_pending_and_there() -> None:
+    suspect = Example("s", "5-1", "t", "c:1")
+    assert still_holds("overtaken", suspect, _WELL, LIMITS)
+    assert not still_holds("overtaken", suspect, _WELL._replace(owner=None), LIMITS)
+    assert not still_holds("overtaken", suspect, _WELL._replace(in_stream=False), LIMITS)
+
+
 @pytest.mark.parametrize(
     ("length", "added", "cap", "capped"), [(10, 10, 5, False), (10, 11, 99, True), (10, None, 10, True), (9, None, 10, False), (9, None, 0, False)]
 )
