@@ -39,11 +39,6 @@ class AuditSettings(CommonSettings):
         return tuple(name.strip() for name in self.audit_streams.split(",") if name.strip()) or (self.work_stream,)
 
     @property
-    def audited_field(self) -> str:
-        """The field that names the ticket in ``streams``."""
-        return self.ticket_field if self.audit_streams else self.work_ticket_field
-
-    @property
     def folder(self) -> Path:
         return Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit"
 

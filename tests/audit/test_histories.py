@@ -118,6 +118,20 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
     assert running.run().found == ()
 
 
+def test_a_work_stream_may_be_named_by_hand_beside_others(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """Its entries name the ticket in a field of their own."""
+    gathered = Seeder(link, "usher:{g}")
+    link.call("XADD", "usher:{g}", "1-1", "usher_from", "7-1 5 shop", "usher_ticket", "shop/42", "ticket_id", "42")
+    gathered.read()
+    for one in (gathered, seeder):
+        one.own("c1:1", "1-1")
+    gathered.index("shop/42", "c1:1 7 1-1")
+    seeder.index("first", "c1:1 7 1-1")
+    report = audit(spark, plan(redis_url, "s", "usher:{g}"))
+    assert report.found == ()
+    assert ("usher:{g}", "shop/42", 1) in report.plots["tickets"]
+
+
 def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
     """2-1 and 3-1 were added again under their former ids, 6-1 under its own uid; 4-1 was dropped; 8-1 was added after that, and is lost."""
     link.call("XADD", "s", "6-1", "ticket_id", "a", "uid", "own")
