@@ -102,7 +102,7 @@ _MASTER = (
     *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim", "change_rules", "end_by_rule"),
     *("ticket_entries", "find_entries", "find_runs", "pending_heads", "read_field", "due_delayed", "send_delayed"),
 )
-_AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "read_letters")
+_AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_letters")
 _GATHERING = ("gather", "share", "look_at_sources")
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),

@@ -115,6 +115,15 @@ class Sources:
         return re.compile(b"|".join(map(_as_regex, self.patterns)), re.DOTALL) if self.patterns else None
 
 
+def is_work_stream(name: str, group: str) -> bool:
+    """Whether ``name`` is what masters of ``group`` gather several streams into (``Sources.work_stream``).
+
+    >>> [is_work_stream(name, "g") for name in ("usher:{g}", "usher:g{7}", "usher:{h}", "orders")]
+    [True, True, False, False]
+    """
+    return re.fullmatch(rf"usher:(\{{{re.escape(group)}\}}|{re.escape(group)}\{{[^{{}}]+\}})", name) is not None
+
+
 def shard_of(source: bytes) -> int:
     """The shard of a source: the same in every process.
 

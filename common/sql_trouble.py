@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import sqlite3
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -15,6 +15,10 @@ import sqlalchemy as sa
 #: the server stops or starts, no connection is free, the disk or the memory is full, the session was ended because it stood still.
 _AGAIN = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "53100", "53200", "53300", "25P03", "25P04"})
 _CONNECTION = "08"
+#: A statement was ended: by statement_timeout, or by somebody.
+CANCELED = "57014"
+#: libpq's PQTRANS_IDLE: no transaction is open.
+_IDLE = 0
 #: The server takes no writes: it is a standby (a failover under way), or was set so because its disk is nearly full. As SQLite's read-only file.
 _READ_ONLY = "25006"
 #: What SQLite says of a file that cannot be used now. Names of its errors came with Python 3.11.
@@ -24,10 +28,25 @@ _FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database
 
 def is_autocommit(connection: sa.Connection) -> bool:
     """Whether each statement is a transaction of its own. To be asked after the first write of one: SQLite begins it then."""
-    driver = connection.connection.dbapi_connection
+    driver = driver_of(connection)
     if connection.dialect.name == "sqlite":
         return not getattr(driver, "in_transaction", True)
     return bool(getattr(driver, "autocommit", False))
+
+
+def driver_of(connection: sa.Connection) -> Any:
+    """The connection of the driver, as far as it tells of transactions. Of aiosqlite SQLAlchemy's own stands between, which does not tell."""
+    pooled = connection.connection
+    return pooled.driver_connection if connection.dialect.name == "sqlite" else pooled.dbapi_connection
+
+
+def commits_by_itself(driver: Any) -> bool:
+    """Whether the next statement over a connection of a driver would be a transaction of its own. To be asked before it."""
+    if hasattr(driver, "in_transaction"):  # sqlite3, aiosqlite
+        mode = getattr(driver, "autocommit", None)  # from Python 3.12 on: True, False, or a number that says that isolation_level counts
+        return not driver.in_transaction and (mode is True or (mode is not False and driver.isolation_level is None))
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)  # psycopg: a transaction may have been begun all the same
+    return bool(getattr(driver, "autocommit", False)) and (status is None or int(status) == _IDLE)
 
 
 class Why(enum.Enum):

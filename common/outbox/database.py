@@ -15,7 +15,7 @@ try:
     import sqlalchemy as sa
     import sqlalchemy.orm
 
-    from common.sql_trouble import is_autocommit, passing, plain
+    from common.sql_trouble import CANCELED, is_autocommit, passing, plain, sqlstate
 except ModuleNotFoundError as missing:  # an extra
     raise ModuleNotFoundError(
         f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
@@ -74,12 +74,15 @@ def check_transactional(connection: sa.Connection) -> None:
 @contextlib.contextmanager
 def sql_trouble(doing: str) -> Iterator[None]:
     """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not happen, or nobody knows,
-    and trying again is right. Others, of a statement that is wrong, stay what they are."""
+    and trying again is right. So does the end of a statement that took too long (statement_timeout): here nobody counts attempts, and it is as
+    slow as the database is now. Others, of a statement that is wrong, stay what they are."""
     try:
         yield
     except sa.exc.SQLAlchemyError as problem:
         found = passing(problem)
-        if found is None and not isinstance(problem, sa.exc.PendingRollbackError):  # the latter: what passes came before, and was swallowed
+        was_canceled = isinstance(problem, sa.exc.DBAPIError) and sqlstate(problem) == CANCELED
+        # Of a PendingRollbackError: what passes came before, and was swallowed.
+        if found is None and not was_canceled and not isinstance(problem, sa.exc.PendingRollbackError):
             raise
         raise SqlTrouble(f"{doing}: {found.told if found else plain(problem)}") from problem
 

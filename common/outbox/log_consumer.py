@@ -46,8 +46,9 @@ from common.backoff import backoff_s
 from common.errors import RedisTrouble, SqlTrouble
 from common.log import event
 from common.message import UID_FIELD, as_mapping, first_value
-from common.outbox.database import check_dialect, check_schema, check_transactional, open_engine, sa, sql_trouble
+from common.outbox.database import OutboxMisused, check_dialect, check_schema, check_transactional, open_engine, sa, sql_trouble
 from common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
+from common.outbox.payload import as_json
 from common.outbox.rows import LONGEST_UID
 from common.outbox.sql_files import queries
 from common.sources import FROM_FIELD
@@ -62,6 +63,7 @@ _WAIT_S = 1.0
 #: So many entries before the place of a reset are known, should they come again.
 _RECALLED = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_TOLD_EVERY_S = 60.0
 
 
 class Record(NamedTuple):
@@ -132,19 +134,21 @@ class LogConsumer:
         self._noted = True
 
     def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False) -> None:
-        """Read and handle until ``stop`` says so (asked at least every second). Trouble with Redis or the database is waited out.
+        """Read and handle until ``stop`` says so (asked at least every second). Trouble with Redis or the database is waited out, a statement that is
+        ended for taking too long (PostgreSQL's statement_timeout) too; while it lasts it is logged once a minute.
 
-        Raises LogLost, and whatever ``handle`` raises.
+        Raises LogLost, OutboxMisused for a state that is no JSON, and whatever ``handle`` raises.
         """
-        failures, rng = 0, random.Random()
+        failures, told_s, rng = 0, 0.0, random.Random()
         while not stop():
             try:
                 self.step(handle, _WAIT_S)
                 failures = 0
             except (RedisTrouble, SqlTrouble) as trouble:
                 failures += 1
-                if failures == 1:
-                    event(log, "log_consumer_waits", level=logging.WARNING, name=self._name, problem=str(trouble))
+                if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
+                    told_s = time.monotonic()
+                    event(log, "log_consumer_waits", level=logging.WARNING, name=self._name, failures=failures, problem=str(trouble))
                 time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
 
     def step(self, handle: Handle, wait_s: float = 0.0) -> int:
@@ -199,7 +203,7 @@ class LogConsumer:
                 raise SqlTrouble("this log consumer is running: stop it, then reset it")
             sql.execute(self._sql["forget"], self._me | {"number": moved.records})
             self._remember_all(sql, moved, handled)  # copies of them may come behind the place
-            sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
+            sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
             self._log.note(self._name, meanwhile.version, min(at.last_id, place, key=rank), replace=True)
         self._note(moved)
         event(log, "log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
@@ -229,7 +233,7 @@ class LogConsumer:
         if fresh:
             state = self._load(sql)
             handle(fresh, state, sql)
-            sql.execute(self._sql["store_state"], self._me | {"state": orjson.dumps(state).decode()})
+            sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
 
     def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:
         """Without those that were handled before, also earlier in this very batch. A stream id that stands for a uid is remembered too: a dead
@@ -303,6 +307,13 @@ class LogConsumer:
             if replace:
                 self._at = None
                 raise
+
+
+def _encoded(state: dict[str, Any]) -> str:
+    try:
+        return as_json("state", state).decode()
+    except (TypeError, ValueError) as refused:
+        raise OutboxMisused(f"this state cannot be stored: {refused}") from refused
 
 
 def _decoded(stored: str | None) -> dict[str, Any]:

@@ -27,17 +27,17 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import orjson
-
 from common.errors import MessageUndecodable
 from common.message import check_ticket
 from common.outbox.database import OutboxMisused, sa
+from common.outbox.payload import as_json
 from common.outbox.rows import check_uid
 from common.outbox.sql_files import queries
+from common.sql_trouble import commits_by_itself, driver_of
 
 
 class LogRecord(NamedTuple):
-    """A record to write. ``data`` is what orjson can encode; ``uid`` "" lets us choose one."""
+    """A record to write. ``data`` is what orjson can encode, without NaN and Infinity, which JSON has not; ``uid`` "" lets us choose one."""
 
     ticket_id: str
     action: str
@@ -49,7 +49,7 @@ class LogRecord(NamedTuple):
 def write(connection: Any, *, ticket_id: str, action: str, object: str, data: Any = None, uid: str = "") -> str:
     """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy Connection or Session); its uid.
 
-    Raises OutboxMisused, before anything is written, for what could become no message.
+    Raises OutboxMisused, before anything is written, for what could become no message, and for a connection in AUTOCOMMIT mode.
     """
     [written] = write_all(connection, [LogRecord(ticket_id, action, object, data, uid)])
     return written
@@ -61,7 +61,9 @@ def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
     if not rows:
         return []
     if isinstance(connection, (sa.Connection, sa.orm.Session, sa.orm.scoped_session)):
-        connection.execute(sa.text(queries("sqlite")["write"]), rows)
+        statement = sa.text(queries("sqlite")["write"])
+        _check_transactional(driver_of(_begun(connection, statement)))
+        connection.execute(statement, rows)
     elif isinstance(connection, (sa.Engine, sa.orm.sessionmaker)):
         raise OutboxMisused("write() wants the connection or session of your transaction, not what makes one: else it would not roll back with it")
     elif hasattr(connection, "run_sync"):
@@ -73,12 +75,31 @@ def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
     return [row["uid"] for row in rows]
 
 
+def _begun(connection: Any, statement: sa.TextClause) -> sa.Connection:
+    """The connection that ``statement`` will run on, in its transaction: that may be begun by what listens to ``begin``."""
+    if not isinstance(connection, sa.Connection):
+        found: sa.Connection = connection.connection(bind_arguments={"clause": statement})
+        return found
+    if not connection.in_transaction():
+        connection.begin()  # as its first statement would
+    return connection
+
+
+def _check_transactional(driver: Any) -> None:
+    if commits_by_itself(driver):
+        raise OutboxMisused(
+            "this connection is in AUTOCOMMIT mode: the record would be committed by itself, and stay when your rows are rolled back. Leave out "
+            'isolation_level (SQLAlchemy: "AUTOCOMMIT"; sqlite3: None) or autocommit=True, or begin a transaction first'
+        )
+
+
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
     """Over a DB-API connection, in the style of its driver."""
     style = _style(connection)
     if style is None:
         kind = f"{type(connection).__module__}.{type(connection).__name__}"
         raise OutboxMisused(f"write() does not know what to do with {kind}: give a connection, or run the INSERT of queries.sql yourself")
+    _check_transactional(connection)
     cursor = connection.cursor()
     query = queries("sqlite")["write"]
     for name in rows[0]:
@@ -103,9 +124,9 @@ def _row(record: LogRecord) -> dict[str, str]:
         check_uid(uid.encode())
         record.action.encode()
         record.object.encode()
-        data = orjson.dumps({} if record.data is None else record.data).decode()
+        data = as_json("data", {} if record.data is None else record.data).decode()
     except MessageUndecodable as refused:
         raise OutboxMisused(f"this record can become no message: {refused.reason}") from None
-    except (TypeError, UnicodeEncodeError, AttributeError) as refused:
+    except (TypeError, ValueError, AttributeError) as refused:
         raise OutboxMisused(f"this record can become no message: {refused}") from None
     return {"uid": uid, "ticket_id": record.ticket_id, "action": record.action, "object": record.object, "data": data}

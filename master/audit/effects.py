@@ -7,7 +7,7 @@ older than the oldest row, which the sink may have pruned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -76,16 +76,17 @@ def oldest_s(url: str, sink: str) -> int | None:
 
 
 def check_stored(
-    runs: DataFrame, entries: DataFrame, url: str, sink: str, tolerance_ms: int, suspects: Suspects, *, is_gathered: bool = False
+    runs: DataFrame, entries: DataFrame, url: str, sink: str, tolerance_ms: int, suspects: Suspects, *, gathered: Sequence[str] = ()
 ) -> str:
-    """Suspects: done, and no effect. What cannot be said, as a sentence, or "". ``is_gathered``: of a work stream. Raises StartRefused."""
+    """Suspects: done, and no effect. What cannot be said, as a sentence, or "". ``gathered``: those that are work streams. Raises StartRefused."""
     if oldest_s(url, sink) is None:
         return f"the sink {sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL, USHER_AUDIT_SINK_NAME)"
     spark = runs.sparkSession
     spark.dataSource.register(SqlEffects)
     stored = spark.read.format("sql_effects").options(url=url, sink=sink).load()
     done = runs.filter(F.col("outcome") == DONE).groupBy("stream", "id", "ms", "seq", "ticket").agg(F.min("record_ms").alias("noted"))
-    told = done.join(entries.select("stream", "id", F.expr(_GATHERED_UID if is_gathered else _UID).alias("uid")), ["stream", "id"])
+    uid = F.when(F.col("stream").isin(*gathered), F.expr(_GATHERED_UID)).otherwise(F.expr(_UID)).alias("uid")
+    told = done.join(entries.select("stream", "id", uid), ["stream", "id"])
     told = told.filter(~F.concat("ticket", "uid").contains("\ufffd"))  # was no UTF-8: the bytes are not known any more
     told = told.withColumns({"key_ticket": _stored_as("ticket"), "key_uid": _stored_as("uid")})
     missing = told.join(stored, ["key_ticket", "key_uid"], "left_anti").persist()

@@ -7,6 +7,7 @@ process. A test holds the two against each other.
 from __future__ import annotations
 
 import enum
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
 #: Outcomes after which a message is over; the others are followed by another attempt.
 DONE, CRASHED = "done", "crashed"
 ENDED = (DONE, "gave_up")
+#: A word of a hint that something is filled into, without the punctuation around it.
+_FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
 #: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
 FENCES_PER_MS = 1024
 
@@ -221,6 +224,14 @@ CHECKS: dict[str, Check] = {
             "Effects of this ticket may be wrong: compare them, then please report it.",
         ),
         Check(
+            "overtaken",
+            Severity.BAD,
+            "While a message of a ticket is pending, no later one of the ticket is done.",
+            "A later message of the ticket was done before this one, which is still to come: when it runs, it is out of order.",
+            (_PENDING, _RUNS),
+            "Was the group set forward by hand (XGROUP SETID)? Then this is its trace. If not, please report it.",
+        ),
+        Check(
             "fence_shared",
             Severity.BAD,
             "A fence of a ticket is given to one incarnation.",
@@ -365,8 +376,9 @@ def commands(check: Check, example: Example, keys: Keys) -> list[str]:
 
 
 def repair(check: Check, example: Example, keys: Keys) -> str:
-    """The hint with everything filled in."""
-    return check.repair.format(prefix=keys.prefix, runs=keys.runs, id=example.id, ticket=example.ticket, owner=example.owner)
+    """The hint with everything filled in; what is for a command line is quoted for a shell."""
+    known = {"prefix": keys.prefix, "runs": keys.runs, "id": example.id, "ticket": example.ticket, "owner": example.owner}
+    return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), check.repair)
 
 
 def in_order(found: Sequence[Found]) -> list[Found]:

@@ -23,7 +23,7 @@ from common.extras import how_to_install
 from common.keys import Keys
 from common.log import redacted
 from common.redis_client import CommandRefused, Link
-from common.sources import SCOPED_TICKET_FIELD
+from common.sources import is_work_stream
 from master.audit import pending_proof, run_proof, snapshot
 from master.audit.bulk import BulkReader, Interrupted
 from master.audit.facts import StreamFacts, maybe_dropped, unproven
@@ -43,8 +43,9 @@ _OF_THE_LOG = (
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What to audit. ``settle_s``: wait before the second look, so that what is under way has ended; ``run_log_length``: as the consumers
-    have it, to know on old Redis whether the log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone."""
+    """What to audit. ``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second look, so that what is under way has
+    ended; ``run_log_length``: as the consumers have it, to know on old Redis whether the log was capped. ``sink_url``: the SQL database of the sink
+    ``sink``, or "" to leave effects alone."""
 
     url: str
     streams: tuple[str, ...]
@@ -151,7 +152,7 @@ class Audit:
         plan = self._plan
         told = effects.check_stored(
             runs, self._read("redis_stream"), plan.sink_url, plan.sink, plan.limits.clocks_ms, self._suspects,
-            is_gathered=plan.ticket_field == SCOPED_TICKET_FIELD.decode(),
+            gathered=[stream for stream in plan.streams if is_work_stream(stream, plan.group)],
         )  # fmt: skip
         self._open += [told] if told else []
 
@@ -196,7 +197,8 @@ class Audit:
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys, limits = self._links[stream], self._plan.keys(stream), self._plan.limits
-        return [one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)]
+        held = {one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)}
+        return [one for one in examples if one in held]
 
     # ---- reading -------------------------------------------------------------------------------------------------------------
 

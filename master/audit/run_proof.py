@@ -214,13 +214,15 @@ def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: R
 def check_losses(
     pending: DataFrame, runs: DataFrame, letters: Letters, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
 ) -> None:
-    """Read and over, but by whom? Nothing is claimed of entries before ``figures.first_known``, nor of those whose letter may be dropped."""
+    """Read and over, but by whom? And pending behind a later one that is done. Nothing is claimed of what is over before ``figures.first_known``, nor
+    of that whose letter may be dropped."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
-    settled = pending.filter(F.col("consumer").isNull() & F.col("ticket").isNotNull() & (F.col("ms") > floors)).select(
-        "stream", "id", "ms", "seq", "ticket"
+    entries = pending.filter(F.col("ticket").isNotNull() & F.col("in_stream") & (F.col("ms") > floors)).select(
+        "stream", "id", "ms", "seq", "ticket", "consumer"
     )
+    settled = entries.filter(F.col("consumer").isNull()).withColumn("passed", F.lit(None).cast("string"))
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
-    missing = settled.join(done, ["stream", "id"], "left_anti")
+    missing = settled.unionByName(_overtaken(entries.filter(F.col("consumer").isNotNull()), runs)).join(done, ["stream", "id"], "left_anti")
     found: list[DataFrame] = []
     if (dead := letters.there) is not None:
         missing = missing.join(dead.select("stream", "id"), ["stream", "id"], "left_anti")
@@ -231,9 +233,12 @@ def check_losses(
     try:
         # Not those of the same millisecond either. A stream of which nobody ever handled anything has no lowest id: all is "before".
         known = F.col("ms") > _per_stream(figures.first_known)
-        for row in kept.filter(~known).groupBy("stream").count().collect():
+        for row in kept.filter(~known & F.col("consumer").isNull()).groupBy("stream").count().collect():
             figures.before_known[row.stream] = row["count"]
-        lost = kept.filter(known)
+        is_over = F.col("consumer").isNull()
+        detail = F.concat(F.lit("pending for "), F.col("consumer"), F.lit(", and "), F.col("passed"), F.lit(" of its ticket is done"))
+        found.append(suspect("overtaken", kept.filter(~is_over), detail, owner=F.col("consumer")))
+        lost = kept.filter(known & is_over)
         if not lost.isEmpty():
             lost = not_added_again(lost, letters.entries)
             was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
@@ -243,6 +248,19 @@ def check_losses(
         collect([suspect("lost", lost, "not pending, and in no record"), *found], suspects)
     finally:
         kept.unpersist()
+
+
+def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:
+    """Those of the pending entries ``held`` that are behind a later message of their ticket which is done (``passed``: the last of these).
+
+    Done only: a success is noted with all that was done before it, in one step; a failure by itself, maybe after successes that nobody will ever note
+    because their owner died. So what is pending before a failure may have succeeded, and what is pending before a success has not.
+    """
+    at = F.struct("ms", "seq", "id")
+    ahead = runs.filter((F.col("outcome") == DONE) & (F.col("ticket") != "")).groupBy("stream", "ticket").agg(F.max(at).alias("ahead"))
+    joined = held.join(ahead, ["stream", "ticket"]).filter(F.struct("ms", "seq") < F.struct("ahead.ms", "ahead.seq"))
+    joined = joined.filter(~F.col("ticket").contains("\ufffd"))  # was no UTF-8: two tickets may read the same
+    return joined.select("stream", "id", "ms", "seq", "ticket", "consumer", F.col("ahead.id").alias("passed"))
 
 
 def _per_stream(values: dict[str, int], otherwise: int = 1 << 62) -> Any:

@@ -8,9 +8,10 @@ at most a few thousand suspects.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from common.errors import StartRefused
 from common.extras import how_to_install
 from master.audit.java import java_home
 
+#: Where Spark runs unless told otherwise.
+LOCAL = "local[*]"
+#: Set by spark-submit: it has started Java.
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
 HOW_TO_INSTALL = how_to_install("audit")
 _QUIET = """\
 rootLogger.level = error
@@ -73,6 +78,7 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
         source.register(running)
         yield running
         return
+    place = _as_submitted(place, environ)
     _prepare(place, environ)
     log = place.folder / "spark.log"
     try:
@@ -120,11 +126,21 @@ def _stderr_to(log: Path) -> Iterator[None]:
         os.close(kept)
 
 
+def _as_submitted(place: SparkPlace, environ: Mapping[str, str]) -> SparkPlace:
+    """Under spark-submit its ``--master`` holds, unless a setting names another one: what a builder says would go before it."""
+    if _GATEWAY not in environ or place.master != LOCAL:
+        return place
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # connects to the Java that spark-submit has started, and that knows
+    return dataclasses.replace(place, master=SparkConf().get("spark.master", place.master) or place.master)
+
+
 def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" in environ:
-        return  # spark-submit has started Java
+    if _GATEWAY in environ:
+        return
     if place.master.startswith("local"):
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     environ["JAVA_HOME"] = str(java_home(environ, place.folder / "java"))

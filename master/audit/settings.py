@@ -8,6 +8,7 @@ from pydantic import Field
 
 from common.settings import CommonSettings
 from master.audit.findings import Limits
+from master.audit.session import LOCAL
 
 _LEASES = 3
 
@@ -26,7 +27,7 @@ class AuditSettings(CommonSettings):
     audit_deliveries: int = Field(20, ge=1, le=100_000, description="More deliveries of an entry than this are a finding.")
     audit_clock_seconds: float = Field(1.0, ge=0, le=3600, description="How far the clocks of two consumers may differ.")
     audit_memory_mib: int = Field(1024, ge=512, le=1_048_576, description="Heap of the audit's JVM in MiB; what does not fit goes to disk.")
-    audit_spark_master: str = Field("local[*]", description="Where Spark runs: local[N], or spark://host:7077.")
+    audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
     audit_py_files: str = Field("", description="Zip with common and master for executors on other machines.")
     audit_sink_url: str = Field("", description="SQLAlchemy URL of a SqlSink: what is done must have its effect there. Empty: not looked at.")
     audit_sink_name: str = Field("default", min_length=1, description="The name of that SqlSink.")
@@ -37,11 +38,6 @@ class AuditSettings(CommonSettings):
     def streams(self) -> tuple[str, ...]:
         """As they are set, patterns included."""
         return tuple(name.strip() for name in self.audit_streams.split(",") if name.strip()) or (self.work_stream,)
-
-    @property
-    def audited_field(self) -> str:
-        """The field that names the ticket in ``streams``."""
-        return self.ticket_field if self.audit_streams else self.work_ticket_field
 
     @property
     def folder(self) -> Path:

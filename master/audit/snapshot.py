@@ -1,13 +1,14 @@
 """Looks at Redis that are not bulk: the facts of a stream, the names in its group, and the second look at every suspect.
 
 The first look reads for seconds while traffic flows, so what it finds are suspects. The second look asks for pending entry, index record,
-lease and body of one suspect in one MULTI, at one moment: between two scripts of Usher all of them agree (RELIABILITY Q2), so what
+lease and body of one suspect in one script, at one moment: between two scripts of Usher all of them agree (RELIABILITY Q2), so what
 still disagrees there is a finding, and nothing that merely moved is.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from common.errors import GroupMissing, StartRefused
 from common.keys import Keys
 from common.redis_client import CommandRefused, Link
 from common.registration import parse
+from common.scripts import ScriptRunner
 from common.stream_id import ZERO
 from common.streams import TicketStream, pairs, parse_record
 from master.audit.bulk import BulkReader, NotAllowed
@@ -126,17 +128,17 @@ class Look(NamedTuple):
 
 
 def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple[Example, Look]]:
-    """The second look at each suspect, atomic per suspect."""
-    waiting = list(suspects)
-    for at in range(0, len(waiting), _BATCH):
-        part = waiting[at : at + _BATCH]
-        replies = link.pipeline([command for example in part for command in _questions(keys, example)])
-        each = len(_questions(keys, Example(keys.stream)))
-        for n, example in enumerate(part):
-            answer = replies[(n + 1) * each - 1]
-            if isinstance(answer, Exception):
-                raise answer
-            yield example, _look(answer)
+    """The second look at each suspect, atomic per suspect; those of one owner together, else in their order."""
+    scripts = ScriptRunner(link)
+    by_owner: dict[str, list[Example]] = defaultdict(list)
+    for example in suspects:
+        by_owner[example.owner].append(example)
+    for owner, examples in by_owner.items():
+        names = (keys.stream, keys.tickets, keys.lease(owner), keys.attempts)
+        for at in range(0, len(examples), _BATCH):
+            part = examples[at : at + _BATCH]
+            asked = [(keys.group, one.id or ZERO, ticket_name(one), one.other_id or ZERO) for one in part]
+            yield from zip(part, map(_look, scripts.run_each("look_again", names, asked)), strict=True)
 
 
 def ticket_name(example: Example) -> bytes:
@@ -144,22 +146,8 @@ def ticket_name(example: Example) -> bytes:
     return b"\xff" + example.id.encode() if not example.ticket or example.ticket == "\ufffd" + example.id else example.ticket.encode()
 
 
-def _questions(keys: Keys, example: Example) -> list[tuple[Any, ...]]:
-    entry_id = example.id or ZERO.decode()
-    return [
-        ("MULTI",),
-        ("XPENDING", keys.stream, keys.group, entry_id, entry_id, 1),
-        ("HGET", keys.tickets, ticket_name(example)),
-        ("EXISTS", keys.lease(example.owner)),
-        ("XRANGE", keys.stream, entry_id, entry_id),
-        ("HGET", keys.attempts, entry_id),
-        ("XPENDING", keys.stream, keys.group, example.other_id or ZERO.decode(), example.other_id or ZERO.decode(), 1),
-        ("EXEC",),
-    ]
-
-
 def _look(answer: Any) -> Look:
-    pending, stored, lease, body, attempts, other = answer
+    owner, idle, deliveries, stored, lease, body, attempts, other = answer
     record, readable = None, True
     if stored is not None:
         try:
@@ -167,10 +155,12 @@ def _look(answer: Any) -> Look:
             record = parsed.owner.decode(), frozenset(entry_id.decode() for entry_id in parsed.ids)
         except ValueError:
             readable = False
-    owner, idle, deliveries = (pending[0][1].decode(errors="replace"), pending[0][2], pending[0][3]) if pending else (None, 0, 0)
     counted = None if attempts is None else decode(attempts).failures
-    other_owner = other[0][1].decode(errors="replace") if other else None
-    return Look(owner, idle, deliveries, record, readable, bool(lease), bool(body), counted, other_owner)
+    return Look(_name(owner), idle, deliveries, record, readable, bool(lease), bool(body), counted, _name(other))
+
+
+def _name(owner: bytes | None) -> str | None:
+    return None if owner is None else owner.decode(errors="replace")
 
 
 def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool:
@@ -200,6 +190,8 @@ def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool
         return owner is not None and (look.attempts or 0) > limits.attempts
     if name == "attempts_leaked":
         return owner is None and look.attempts is not None
+    if name == "overtaken":
+        return owner is not None and look.in_stream
     if name == "lost":
         return owner is None and look.in_stream
     return True

@@ -15,7 +15,8 @@ format               rows (schema: ``columns``)                                 
 ``redis_consumers``  a name in the group, and whether it lives                                                      one per stream
 ===================  ============================================================================================  =====================
 
-Options: ``url`` (as USHER_REDIS_URL), ``stream`` (default ``ticket_stream``; several, comma separated), ``group``, ``ticket_field``,
+Options: ``url`` (as USHER_REDIS_URL), ``stream`` (default ``ticket_stream``; several, comma separated), ``group``, ``ticket_field`` (a work
+stream, ``usher:{<group>}``, has its own),
 ``partitions`` (parts per stream; 0 chooses), ``first`` and ``last`` (ids, for ``redis_stream`` and ``redis_runs``).
 """
 
@@ -33,6 +34,7 @@ from common.clock import wall_ms
 from common.endpoints import near
 from common.keys import Keys
 from common.settings import CommonSettings
+from common.sources import SCOPED_TICKET_FIELD, is_work_stream
 from master.audit import columns, pages, reading
 from master.audit.bulk import BulkReader
 from master.audit.snapshot import members
@@ -68,8 +70,10 @@ class _Reader(DataSourceReader):
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.option("group", _DEFAULTS["group"]))
 
-    @property
-    def ticket_field(self) -> bytes:
+    def ticket_field(self, stream: str) -> bytes:
+        """A work stream has a field of its own for it, also where it is named by hand beside others."""
+        if is_work_stream(stream, self.option("group", _DEFAULTS["group"])):
+            return SCOPED_TICKET_FIELD
         return self.option("ticket_field", _DEFAULTS["ticket_field"]).encode()
 
     def connect(self, stream: str) -> BulkReader:
@@ -110,7 +114,7 @@ class _PendingReader(_Reader):
     def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
         keys, now_ms = self.keys(part.stream), wall_ms()
         with self.connect(part.stream) as entries:
-            for page in pages.pending_columns(reader, entries, keys, self.ticket_field, (part.first, part.last), self._everything):
+            for page in pages.pending_columns(reader, entries, keys, self.ticket_field(part.stream), (part.first, part.last), self._everything):
                 yield columns.pending_batch(part.stream, keys.group, now_ms, page)
 
 
@@ -125,7 +129,7 @@ class _StreamReader(_Reader):
         return parts or [Part("")]
 
     def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
-        raw, field = self.option("raw") == "true", self.ticket_field
+        raw, field = self.option("raw") == "true", self.ticket_field(part.stream)
         for rows in reader.entries(self.option("key", part.stream), part.first, part.last):
             yield columns.stream_batch(part.stream, rows, [reading.ticket_in(row[1], field) for row in rows], raw)
 

@@ -65,7 +65,7 @@ def archive(folder: Path | None, as_json: bool) -> None:
         added = []
         for stream in settings.streams:
             keys = Keys(stream, settings.group)
-            added += Archive(spark, near(url, stream), keys, settings.audited_field, place).add(tell)
+            added += Archive(spark, near(url, stream), keys, settings.ticket_field, place).add(tell)
     if as_json:
         print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
     else:

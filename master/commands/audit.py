@@ -97,7 +97,7 @@ def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str]
     from master.audit.report import summary
 
     plan = AuditPlan(
-        url, settings.streams, settings.group, settings.audited_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length,
+        url, settings.streams, settings.group, settings.ticket_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length,
         settings.audit_sink_url, settings.audit_sink_name,
     )  # fmt: skip
     report = Audit(spark, plan, tell).run()

@@ -22,7 +22,10 @@ from common.settings import CommonSettings, load, options
 from common.stream_id import milliseconds
 from common.streams import Entry
 
-_PAGE = 100
+#: Entries of a page: of the first one, and at most. Later ones follow from the weight of what was read: about _PAGE_BYTES each.
+_FIRST_PAGE, _LONGEST_PAGE = 4, 100
+_PAGE_BYTES = 4 * 1024 * 1024
+_GROWTH = 4
 _BLOCK_S = 1.0
 _ID = re.compile(r"\d{1,20}(-\d{1,20})?")
 _SHOWN = 160
@@ -92,13 +95,15 @@ def place(text: str, now_ms: int) -> str:
 
 def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Iterator[Entry]:
     """Entries from ``start`` to ``end``, then, if asked, all that come."""
-    last = b""
+    last, count = b"", _FIRST_PAGE
     while True:
         since: str | bytes = b"(" + last if last else start
-        page = [Entry(*entry) for entry in link.call("XRANGE", stream, since, end, "COUNT", _PAGE)]
+        page = [Entry(*entry) for entry in link.call("XRANGE", stream, since, end, "COUNT", count)]
         yield from page
         last = page[-1].id if page else last
         if page:
+            weight = sum(len(part) for entry in page for part in entry.fields or ())
+            count = max(1, min(_LONGEST_PAGE, _GROWTH * count, _PAGE_BYTES * len(page) // (weight + 1)))
             continue
         if not follow:
             return

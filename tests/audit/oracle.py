@@ -197,3 +197,7 @@ class _Oracle:
             read = place <= rank(group[b"last-delivered-id"])
             if read and place >> 64 > known >> 64 and place >> 64 > self._floor_ms and entry_id not in over and entry_id not in self._pending:
                 yield "lost", entry_id
+            ticket = self._ticket(entry_id)
+            behind = any(run.ticket == ticket and run.outcome == "done" and rank(run.id.encode()) > place for run in self._runs)
+            if entry_id in self._pending and ticket and behind and entry_id not in over and place >> 64 > self._floor_ms:
+                yield "overtaken", entry_id

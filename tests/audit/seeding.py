@@ -44,6 +44,7 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "fence_fell": {(RUNS, "16-1")},
     "times_impossible": {(RUNS, "17-1")},
     "run_unreadable": {(RUNS, "1-1")},
+    "overtaken": {(RUNS, "33-1")},
     "lost": {(RUNS, "18-1")},
     "effect_twice": {(RUNS, "23-1"), (RUNS, "24-1"), (RUNS, "26-1")},
     "dead_and_done": {(RUNS, "19-1")},
@@ -141,14 +142,19 @@ def _runs_side(link: Link, s: Seeder) -> None:
     link.call("XADD", s.keys.runs, "1-1", "batch", "{")
     names = {1: "ok", 2: "ok", 3: "over", 4: "over", 6: "own", 7: "own", 8: "order", 9: "order", 10: "repeat", 11: "repeat", 12: "crash"}
     names |= {23: "same fence", 24: "noted", 25: "in time", 26: "", 27: "unsaid", 28: "unsaid", 29: "charged", 30: "charged"}
-    names |= {31: "own order", 32: "own order"}
+    names |= {31: "own order", 32: "own order", 33: "overtaken", 34: "overtaken", 35: "not noted", 36: "not noted"}
     names |= {13: "share", 14: "share", 15: "fell", 16: "fell", 17: "time", 18: "lost", 19: "both", 20: "gave up", 21: "failed", 22: "held"}
-    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 33)))
+    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 37)))
     s.read()
     s.live("c1:1", "c2:2")
     s.own("c1:1", "22-1")
     s.index("held", "c1:1 9 22-1")
-    s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 33))))
+    for n, ticket in ((33, "overtaken"), (35, "not noted")):
+        s.own("c1:1", f"{n}-1")
+        s.index(ticket, f"c1:1 9 {n}-1")
+    s.own("c1:1", "36-1")
+    s.index("not noted", "c1:1 9 35-1 36-1")
+    s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 33), 34)))
     # Fences tell when they were given (1024 to a millisecond), records when it was noted.
     s.ran("c1:1", ("23-1", "same fence", 5, 100, 200), ("24-1", "noted", 5, 100, 200), ("26-1", "", 5, 100, 200), record="2000-1")
     s.ran("c1:1", ("23-1", "same fence", 5, 300, 400), ("25-1", "in time", 5, 100, 200), record="9000-1")
@@ -168,6 +174,8 @@ def _runs_side(link: Link, s: Seeder) -> None:
     for n, ticket in ((27, "unsaid"), (28, "unsaid"), (29, "charged"), (30, "charged")):
         s.ran("c2:2", (f"{n}-1", ticket, 6, n * _S, n * _S + 9))
     s.ran("c1:1", ("31-1", "own order", 5, 3, 4), ("32-1", "own order", 5, 5, 6))
+    # 34-1 was done over the head of 33-1; 35-1 may have been done, and its owner have died with 36-1 before it could be noted.
+    s.ran("c1:1", ("34-1", "overtaken", 9, 5, 6), ("36-1", "not noted", 8, 5, 0, "crashed"))
     s.letter("19-1", "both")
     s.letter("20-1", "gave up")
 

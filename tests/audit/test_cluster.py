@@ -97,7 +97,6 @@ def test_spark_submit_on_two_workers_finds_the_same(
         "USHER_GROUP": GROUP,
         "USHER_AUDIT_STREAMS": ",".join(seeding.STREAMS),
         "USHER_AUDIT_DIR": str(tmp_path / "audit"),
-        "USHER_AUDIT_SPARK_MASTER": url,
         "USHER_AUDIT_IDLE_SECONDS": "3600",
         "USHER_AUDIT_PARKED_SECONDS": "3600",
         "USHER_RUN_LOG_LENGTH": str(seeding.CAP),

@@ -81,32 +81,44 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     assert page.count("<svg") == 3, "ages, owners, tickets"
 
 
+def _suspect(seeder: Seeder) -> None:
+    """A pending entry of which the index does not know."""
+    seeder.live("c1:1")
+    seeder.add(("3-1", "c"))
+    seeder.read()
+    seeder.own("c1:1", "3-1")
+
+
 def test_what_was_found_is_told_also_when_redis_is_full(
     spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also what is looked at a second time: Redis takes no MULTI then."""
     seeder.ran("c2:2", ("1-1", "a", 5, 300, 400))
+    _suspect(seeder)
     link.call("CONFIG", "SET", "maxmemory", 1)
     try:
         assert usher("audit", "--json") == 1
     finally:
         link.call("CONFIG", "SET", "maxmemory", 0)
     told = orjson.loads(capsys.readouterr().out)
-    assert [found["check"] for found in told["findings"]] == ["fence_shared", "effect_twice"]
+    assert [found["check"] for found in told["findings"]] == ["pending_without_index", "fence_shared", "effect_twice"]
     assert "ticket_stream: the summary could not be stored" in told["unproven"][-1]
 
 
 def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
     spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    _suspect(seeder)
     [auditor] = [program for program in programs("ticket_stream", GROUP) if program.name == "auditor"]
     link.call("ACL", "SETUSER", *auditor.line("pw").split(" ")[1:])
     place = urllib.parse.urlsplit(settings["USHER_REDIS_URL"])
     monkeypatch.setenv("USHER_REDIS_URL", place._replace(netloc=f"auditor:pw@{place.netloc.rpartition('@')[2]}").geturl())
     try:
-        assert usher("audit", "--json") == 0
+        assert usher("audit", "--json") == 1
     finally:
         link.call("ACL", "DELUSER", "auditor")
     told = orjson.loads(capsys.readouterr().out)
+    assert [(found["check"], found["count"]) for found in told["findings"]] == [("pending_without_index", 1)], "looked at twice"
     assert told["unproven"] == ["ticket_stream: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"]
 
 

@@ -72,14 +72,14 @@ def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSessio
         flat = [b"usher_from", f"{source_id} 7 a shop".encode(), b"usher_ticket", b"a shop/42", b"uid", uid.encode()]
         with sink.transaction(make(b"a shop/42", entry_id.encode(), 5, flat, OwnLease(10.0, now_s()))):
             pass
-    entries = [("w", one, {"usher_from": f"{source_id} 7 a shop", "uid": uid}) for one, (source_id, uid) in sent.items()]
-    runs = [("w", one, at, 1, "a shop/42", "done", (1 << 53) + at) for at, one in enumerate(sent)]
+    entries = [("usher:{g}", one, {"usher_from": f"{source_id} 7 a shop", "uid": uid}) for one, (source_id, uid) in sent.items()]
+    runs = [("usher:{g}", one, at, 1, "a shop/42", "done", (1 << 53) + at) for at, one in enumerate(sent)]
     suspects = Suspects()
     told = check_stored(
         spark.createDataFrame(runs, "stream string, id string, ms long, seq long, ticket string, outcome string, record_ms long"),
         spark.createDataFrame(entries, "stream string, id string, fields map<string,string>"),
         *(url, "default", 0, suspects),
-        is_gathered=True,
+        gathered=["usher:{g}"],
     )
     assert told == ""
     assert [one.id for named in suspects.named.values() for one in named] == ["3-1"]

@@ -75,22 +75,22 @@ def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
 
 
 def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
-    seeder.over("1-1", "3-1", "4-1", "5-1")
-    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
-    seeder.own("c1:1", "2-1")
-    seeder.index("other", "c1:1 5 2-1")
-    assert told(spark, redis_url) == {"pending_without_index": {"2-1"}}
+    seeder.over("1-1", "2-1", "3-1", "4-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
+    seeder.own("c1:1", "5-1")
+    seeder.index("other", "c1:1 5 5-1")
+    assert told(spark, redis_url) == {"pending_without_index": {"5-1"}}
 
 
 def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
-    seeder.over("1-1", "3-1", "4-1", "5-1")
-    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
-    seeder.own("c1:1", "2-1")
-    seeder.index("a", "c1:1 7 2-1")
-    link.call("HSET", seeder.keys.attempts, "2-1", "50 1 0 0")
+    seeder.over("1-1", "2-1", "3-1", "4-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
+    seeder.own("c1:1", "5-1")
+    seeder.index("a", "c1:1 7 5-1")
+    link.call("HSET", seeder.keys.attempts, "5-1", "50 1 0 0")
     assert told(spark, redis_url) == {}
-    link.call("HSET", seeder.keys.attempts, "2-1", "50 6 0 0")
-    assert told(spark, redis_url) == {"attempts_many": {"2-1"}}
+    link.call("HSET", seeder.keys.attempts, "5-1", "50 6 0 0")
+    assert told(spark, redis_url) == {"attempts_many": {"5-1"}}
 
 
 @pytest.mark.parametrize("new", ["c0:9", "c9:9"])
@@ -116,6 +116,20 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
 
     monkeypatch.setattr(running, "_second_look", moved)
     assert running.run().found == ()
+
+
+def test_a_work_stream_may_be_named_by_hand_beside_others(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """Its entries name the ticket in a field of their own."""
+    gathered = Seeder(link, "usher:{g}")
+    link.call("XADD", "usher:{g}", "1-1", "usher_from", "7-1 5 shop", "usher_ticket", "shop/42", "ticket_id", "42")
+    gathered.read()
+    for one in (gathered, seeder):
+        one.own("c1:1", "1-1")
+    gathered.index("shop/42", "c1:1 7 1-1")
+    seeder.index("first", "c1:1 7 1-1")
+    report = audit(spark, plan(redis_url, "s", "usher:{g}"))
+    assert report.found == ()
+    assert ("usher:{g}", "shop/42", 1) in report.plots["tickets"]
 
 
 def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:

@@ -81,9 +81,9 @@ def test_what_cannot_be_proven_is_said(seeded: tuple[Report, set[oracle.Finding]
 
 def test_figures_count_what_was_looked_at(seeded: tuple[Report, set[oracle.Finding]]) -> None:
     figures = seeded[0].figures
-    assert figures["pending"] == 17
-    assert figures["crashed"] == 2
-    assert figures["unsuccessful"] == 6  # crashed twice, failed three times, gave up
+    assert figures["pending"] == 20
+    assert figures["crashed"] == 3
+    assert figures["unsuccessful"] == 7  # crashed three times, failed three times, gave up
     assert figures["slowest_recovery_ms"] == 3000.0
     assert figures["succeeded_again"] == 3  # 10-1, 11-1 and 25-1, under new owners that had them in time
     assert seeded[0].exit_code == 1

@@ -11,7 +11,7 @@ import pytest
 
 from common.keys import Keys
 from common.redis_client import Link
-from master.audit.session import SparkPlace, spark_session
+from master.audit.session import LOCAL, SparkPlace, _as_submitted, spark_session
 from tests.audit.seeding import GROUP, Seeder
 
 if TYPE_CHECKING:
@@ -135,3 +135,12 @@ def test_a_session_that_runs_is_used_by_any_thread_and_left_running(spark: Spark
     thread.join()
     assert used == [spark]
     assert spark.range(3).count() == 3
+
+
+def test_the_master_of_spark_submit_holds_unless_a_setting_names_another_one(spark: SparkSession, tmp_path: Path) -> None:
+    """pyspark has started the Java of this session by way of spark-submit, too."""
+    unsaid, said = SparkPlace(LOCAL, tmp_path), SparkPlace("spark://host:7077", tmp_path)
+    environ = {"PYSPARK_GATEWAY_PORT": "1"}
+    assert _as_submitted(unsaid, environ).master == "local[2]"
+    assert _as_submitted(unsaid, {}) == unsaid
+    assert _as_submitted(said, environ) == said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,27 @@ def test_parts_of_the_log_by_id_time_and_ticket(redis_url: str, link: Link, caps
     [line] = _log(capsys, redis_url, "--json", "--limit", "1")
     told = json.loads(line)
     assert (told["ticket_id"], told["fields"], told["uid"]) == ("T0", {"ticket_id": "T0", "text": "x"}, f"{base_ms}-0")
+
+
+def test_pages_are_short_where_messages_are_large(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 messages of 16 MiB would be 1.6 GB at once, here and in the buffers of Redis."""
+    for n in range(1, 31):
+        _add(link, f"{n}-1", "T", b"x" * 1_000_000)
+    pages: list[int] = []
+    call = Link.call
+
+    def heard(self: Link, *command: Any, **more: Any) -> Any:
+        reply = call(self, *command, **more)
+        if command[0] == "XRANGE":
+            pages.append(len(reply))
+        return reply
+
+    monkeypatch.setattr(Link, "call", heard)
+    assert len(_log(capsys, redis_url)) == 30
+    assert max(pages) == 4
+    assert sum(pages) == 30
 
 
 def test_what_is_older_than_every_id_is_the_beginning(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,6 +336,38 @@ def test_nothing_is_lost_when_all_that_was_read_is_cut(sqlite_outbox: Outbox, co
     assert consumer.state()[1]["uids"] == list("abcd")
 
 
+def test_a_statement_that_took_too_long_is_tried_again_and_told(
+    postgres_outbox: Outbox, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    """statement_timeout: SQLSTATE 57014. It is as slow as the database is now, and was no reason to end for good."""
+    send(link, "a")
+    asked = 0
+
+    def slow_at_first(records: list[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+        nonlocal asked
+        asked += 1
+        sql.execute(sa.text("SET LOCAL statement_timeout = 20"))
+        sql.execute(sa.text("SELECT pg_sleep(:s)"), {"s": 5 if asked == 1 else 0})
+        add(records, state, sql)
+
+    with LogConsumer("one", STREAM, postgres_outbox.engine, redis_url=redis_url) as consumer:
+        consumer.run(slow_at_first, lambda: asked > 1)
+        assert consumer.state()[1]["uids"] == ["a"]
+    [told] = [record.facts for record in caplog.records if record.getMessage() == "log_consumer_waits"]  # type: ignore[attr-defined]
+    assert (told["failures"], "statement timeout" in told["problem"]) == (1, True)
+
+
+def test_a_state_that_is_no_json_is_refused_and_nothing_is_stored(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    """orjson writes null for NaN: the next batch would begin with no total at all."""
+    send(link, "a")
+    consumer = consumers(sqlite_outbox)
+    with pytest.raises(OutboxMisused, match=r"state\['total'\] is nan"):
+        consumer.step(lambda records, state, sql: state.update(total=float("nan")))
+    assert consumer.state()[1] == {}
+    read_all(consumer)
+    assert consumer.state()[1]["uids"] == ["a"]
+
+
 def test_a_statement_that_is_wrong_is_told_and_not_repeated(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     send(link, "a")
     asked = 0

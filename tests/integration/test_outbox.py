@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sqlite3
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,6 +22,7 @@ from common.outbox.database import OutboxMisused, check_schema, migrate, open_en
 from common.outbox.sql_files import schema
 from common.outbox.store import OutboxStore
 from common.outbox.writer import LogRecord, write, write_all
+from common.sql_trouble import is_autocommit
 from tests.outboxes import Outbox, until
 
 
@@ -72,6 +75,8 @@ def test_plain_sql_gets_a_uid_from_the_database(outbox: Outbox) -> None:
         LogRecord("1", "\ud800", "o"),
         LogRecord("1", "a", "o", object()),
         LogRecord("1", "a", "o", {"n": 2**70}),
+        LogRecord("1", "a", "o", {"n": [1.0, None, math.nan]}),
+        LogRecord("1", "a", "o", -math.inf),
         LogRecord("1", "a", "o", uid="x" * 257),
         LogRecord(None, "a", "o"),  # type: ignore[arg-type]
     ],
@@ -89,6 +94,58 @@ def test_what_is_no_transaction_is_refused(sqlite_outbox: Outbox, tmp_path: Path
         with pytest.raises(OutboxMisused):
             write(wrong, ticket_id="1", action="a", object="o")
     plain.close()
+    assert _staged(sqlite_outbox) == []
+
+
+def test_in_autocommit_mode_nothing_is_written(outbox: Outbox) -> None:
+    """Else the record would be there, and stay when the rows that it tells of are rolled back."""
+    careless = sa.create_engine(outbox.url, isolation_level="AUTOCOMMIT")
+    with careless.connect() as connection, Session(careless) as session:
+        for wrong in (connection, session, connection.connection.driver_connection):
+            with pytest.raises(OutboxMisused, match="in AUTOCOMMIT mode.*Leave out isolation_level"):
+                write(wrong, ticket_id="1", action="a", object="o")
+    careless.dispose()
+    assert _staged(outbox) == []
+
+
+def test_a_transaction_that_was_begun_by_hand_in_autocommit_mode_is_one(outbox: Outbox) -> None:
+    """psycopg's ``with connection.transaction()``, sqlite3's BEGIN, and what SQLAlchemy's documentation says of SQLite's savepoints."""
+    careless = sa.create_engine(outbox.url, isolation_level="AUTOCOMMIT")
+    with careless.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.execute("BEGIN")
+        write(driver, ticket_id="1", action="a", object="o")
+        driver.execute("ROLLBACK")
+    sa.event.listen(careless, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    with careless.connect() as connection:
+        write(connection, ticket_id="2", action="a", object="o")
+        connection.connection.driver_connection.execute("COMMIT")
+    careless.dispose()
+    assert [row[0] for row in _staged(outbox)] == ["2"]
+
+
+def test_aiosqlite_in_autocommit_mode_is_noticed(sqlite_outbox: Outbox) -> None:
+    """By the writer, and by what asks after its first write: log consumers and sinks."""
+    pytest.importorskip("aiosqlite")
+
+    def careless(own: sa.Connection) -> bool:
+        with pytest.raises(OutboxMisused, match="in AUTOCOMMIT mode"):
+            write(own, ticket_id="1", action="a", object="o")
+        own.execute(sa.text("DELETE FROM staged_log_records"))
+        return is_autocommit(own)
+
+    async def work(**options: Any) -> None:
+        engine = create_async_engine(sqlite_outbox.url.replace("sqlite:", "sqlite+aiosqlite:"), **options)
+        async with engine.connect() as connection:
+            if options:
+                assert await connection.run_sync(careless)
+            else:
+                await connection.run_sync(lambda own: write(own, ticket_id="2", action="a", object="o"))
+                assert not await connection.run_sync(is_autocommit)
+        await engine.dispose()
+
+    asyncio.run(work(isolation_level="AUTOCOMMIT"))
+    asyncio.run(work())
     assert _staged(sqlite_outbox) == []
 
 

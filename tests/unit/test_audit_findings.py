@@ -33,6 +33,13 @@ def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
     assert commands(CHECKS["index_unreadable"], Example("s"), KEYS) == []
 
 
+def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
+    odd = Example("s", "5-1", "a b$(rm)", "c 1:1")
+    assert "(HDEL '{s}:g:tickets' 'a b$(rm)'):" in repair(CHECKS["index_unreadable"], odd, KEYS)
+    assert repair(CHECKS["key_leaked"], odd, KEYS) == "Delete it: DEL '{s}:g:inbox:c 1:1'."
+    assert repair(CHECKS["attempts_leaked"], odd, KEYS) == "Delete the field: HDEL '{s}:g:attempts' 5-1."
+
+
 def test_the_worst_comes_first() -> None:
     found = [Found(CHECKS[name], "s", 1, 1) for name in ("key_leaked", "overlap", "parked_too_long", "owners_differ")]
     assert [one.check.name for one in in_order(found)] == ["owners_differ", "overlap", "parked_too_long", "key_leaked"]
@@ -96,6 +103,13 @@ def test_the_second_look_keeps_what_is_wrong_and_drops_what_is_well(check: str) 
     suspect = Example("s", "5-1", "t", "c:1")
     assert still_holds(check, suspect, _WRONG[check], LIMITS)
     assert not still_holds(check, suspect, _WELL, LIMITS)
+
+
+def test_the_second_look_keeps_what_was_overtaken_while_it_is_pending_and_there() -> None:
+    suspect = Example("s", "5-1", "t", "c:1")
+    assert still_holds("overtaken", suspect, _WELL, LIMITS)
+    assert not still_holds("overtaken", suspect, _WELL._replace(owner=None), LIMITS)
+    assert not still_holds("overtaken", suspect, _WELL._replace(in_stream=False), LIMITS)
 
 
 @pytest.mark.parametrize(
