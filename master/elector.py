@@ -158,7 +158,7 @@ class Elector(Service):
         if holder in ("", self._holder):
             return ""
         if self._lasts_too_long():
-            event(log, "lead_of_another_clock", level=logging.WARNING, epoch=epoch, why="the clock of Redis was set back; its lease would last too long")
+            event(log, "lead_of_another_clock", level=logging.WARNING, epoch=epoch, why="it lasts too long: the clock of Redis was set back")
             return epoch
         self._lead._set(None, holder.partition(" ")[2])
         return None
