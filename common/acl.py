@@ -89,7 +89,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
             *(*fed, *(LogKeys(source).groups for source in fed)),
         )),
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
-                ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get"), (at, log.leader, log.counters)),
+                ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get", "pttl"), (at, log.leader, log.counters)),
         Program("reader", "log consumers (common.outbox)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
         Program("auditor", "`usher audit`, `usher audit archive`, `usher rehearse`", _AUDITOR, _AUDITOR_SENDS, (at, everything, log.archived)),
     )  # fmt: skip

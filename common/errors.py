@@ -59,7 +59,7 @@ class GroupMissing(RedisTrouble):
 
 
 class ServerChanged(UsherError):
-    """Redis is another process than before: what was remembered may be of a history that it lost (power loss, failover)."""
+    """Redis is another process than before, or was a replica in between: what was remembered may be of a history that it lost."""
 
 
 class OwnershipLost(UsherError):

@@ -32,6 +32,7 @@ from typing import Any
 from common.backoff import backoff_s
 from common.clock import now_s
 from common.errors import GiveUp, RedisTrouble, RetryLater, readable
+from common.forked import leave
 from common.health import Health, judge
 from common.log import event
 from common.printable import told
@@ -82,7 +83,7 @@ class StreamRunner(Service):
             return 0.0
         began_s = now_s()
         try:
-            _check_ran(self._handle(message))
+            self._call(message)
         except BaseException as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
             self._failed(message, readable(problem))
         else:
@@ -90,6 +91,14 @@ class StreamRunner(Service):
             self._writer.done(message)  # first: when nothing runs any more, all that ended must be seen to be written
             board.ended(message)
         return 0.0
+
+    def _call(self, message: StreamMessage) -> None:
+        here = os.getpid()
+        try:
+            _check_ran(self._handle(message))
+        finally:
+            if os.getpid() != here:
+                leave()
 
     def _noted(self, message: StreamMessage) -> bool:
         """Write a suspect's start down before it happens. False when it must not happen now."""

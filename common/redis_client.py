@@ -117,23 +117,31 @@ def _word_of(trouble: Exception) -> str:
 
 
 class SameServer:
-    """Notices when connections lead to another redis-server process than at first. Shared by all links of an incarnation.
+    """Notices when connections lead to another redis-server process than at first, or to one that has been a replica meanwhile. Shared by all links
+    of an incarnation.
 
     A server that restarted or was replaced may have lost the last moments of its history (appendfsync everysec, asynchronous replication)
-    without anybody being told: leases, fences and acknowledgements of a moment ago are then as they were before.
+    without anybody being told: leases, fences and acknowledgements of a moment ago are then as they were before. So may one that was a replica,
+    if only for a second: it has taken all data of the other one, and is the same process all the while.
     """
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._run_id: str | None = None
+        self._history = ""
 
-    def check(self, run_id: str) -> None:
-        """Raises ServerChanged, after telling ``on_change``, when this is not the server of the first call."""
+    def check(self, run_id: str, history: str, was_promoted: bool) -> None:
+        """Raises ServerChanged, after telling ``on_change``, when this is not the server of the first call.
+
+        ``history``: its replication id, a new one since it was made a master. It also takes a new one for its first replica; only then it has none that
+        it was promoted from (``was_promoted``).
+        """
         with self._lock:
             if self._run_id is None:
-                self._run_id = run_id
-            if self._run_id == run_id:
+                self._run_id, self._history = run_id, history
+            if run_id == self._run_id and (history == self._history or not was_promoted):
+                self._history = history
                 return
         changed = ServerChanged()
         self._on_change(str(changed))
@@ -253,13 +261,23 @@ class Link:
         if self._same_server is None:
             return
         try:
-            self._connection.send_command("INFO", "server", check_health=False)
-            self._same_server.check(_info(self._connection.read_response()).get("run_id", ""))
+            server, replication = self._told("server"), self._told("replication")
+            if replication.get("role") == "slave":  # whose data it has when it is a master nobody knows yet
+                raise NotNow("READONLY", "Redis: this is a replica")
+            was_promoted = bool(replication.get("master_replid2", "").strip("0"))
+            self._same_server.check(server.get("run_id", ""), replication.get("master_replid", ""), was_promoted)
         except redis.exceptions.NoPermissionError:
             return  # it cannot be known; `usher doctor` says so
+        except NotNow as refused:
+            self._moved_on()
+            raise troubles.count(refused) from None
         except ServerChanged:
             self._connection.disconnect()
             raise
+
+    def _told(self, section: str) -> dict[str, str]:
+        self._connection.send_command("INFO", section, check_health=False)
+        return _info(self._connection.read_response())
 
     def _moved_on(self) -> None:
         """The server we were connected to is not, or no longer, the right one: look again where it is before the next command."""

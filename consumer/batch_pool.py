@@ -208,12 +208,12 @@ class BatchWorker(Service):
         call = BatchCall(self._executor, lanes, self._batch)
         self._line.ring()  # what found no room is ready again
         if call.messages:
-            returned, raised = None, None
             try:
                 returned = self._handle(list(call.messages))
             except BaseException as problem:  # sys.exit() in a handler must not end this thread with the lanes in its hands
-                raised = problem
-            call.end(returned, raised)
+                call.end(None, problem)
+            else:
+                call.end(returned, None)
         self._line.ring()  # a lane that has more is ready again, and whoever gathers now was not told
 
 
@@ -235,14 +235,14 @@ class AsyncBatchPool(AsyncPool):
         call = BatchCall(self._executor, lanes, self._batch)
         self._ring()  # what found no room is ready again
         if call.messages:
-            returned, raised = None, None
             try:
                 returned = await self._handle(list(call.messages))
             except BaseException as problem:  # sys.exit() in a handler must not end the loop
                 if isinstance(problem, asyncio.CancelledError) and self._ends():
                     raise
-                raised = problem
-            call.end(returned, raised)
+                call.end(None, problem)
+            else:
+                call.end(returned, None)
         await self._pause(0.0 if self._executor.may_start() else 0.02)
 
 

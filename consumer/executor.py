@@ -16,6 +16,7 @@ from typing import Protocol
 from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, RedisTrouble, RetryLater, readable
+from common.forked import leave
 from common.log import event, in_hand
 from common.printable import told
 from common.redis_client import CommandRefused
@@ -72,7 +73,8 @@ class Executor:
         self.keeper = keeper
         self._accounts = accounts
         self._starts = starts
-        self._note_start, self._note_end = starts.started, starts.ended
+        self._note_start: Callable[[Message, int], None] = starts.started
+        self._note_end: Callable[[Message], None] = starts.ended
         self._lease = lease
         self._policy = policy
         self._rng = random.Random()
@@ -82,6 +84,10 @@ class Executor:
         self.running: dict[int, Message] = {}  # by the identity of the message: those whose handler runs; kept only with a limit
         self.handled = 0  # only roughly right: counted without a lock, for people
         self.failed = 0
+
+    def end_in_child(self) -> None:
+        """We are the copy in a child that a handler has forked: where its handler ends, or another one would start, it ends (common/forked.py)."""
+        self._note_start = self._note_end = leave
 
     @property
     def max_attempts(self) -> int:

@@ -17,6 +17,7 @@ from common import telemetry
 from common.bell import Bell
 from common.clock import now_s
 from common.credentials import Credentials, Identity, Role, fixed_tokens
+from common.forked import call_in_children
 from common.health import Health, judge
 from common.keys import Keys
 from common.log import event
@@ -112,6 +113,7 @@ class Incarnation:
         self._starts = StartBook(journal, alone_link, steps(alone_link))
         policy, limit_s = _terms(settings, handler.options)
         self.executor = Executor(self.keeper, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost)
+        call_in_children(self.executor.end_in_child)
         self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
         self.reader.message_type = message_type(keys.stream, settings.sources is not None)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)

@@ -17,7 +17,7 @@ from common.backoff import backoff_s
 from common.clock import now_s
 from common.keys import Keys, LogKeys
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.service import Service
 
@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 _STANDBY_LOOK_S = 0.5
 #: An election sooner than this after the last one is one in a row, and waits.
 _CALM_S = 5.0
+#: No lease is longer (master/settings.py). What seems to last longer is of a clock of Redis that was set back since, and its holder may be dead: one
+#: that lives extends it soon, and finds that it was succeeded. How often a standby looks at that.
+LONGEST_LEASE_S = 600
+_LEFT_EVERY_S = 5.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -121,6 +125,7 @@ class Elector(Service):
         self._elected_s = -_CALM_S
         self._in_a_row = 0
         self._next_election_s = 0.0
+        self._left_s = now_s()
         self._not_extended: int | None = None  # the epoch of which the log tells so
         self._told_of = ""  # the leader of whom the log tells that we stand by
         self.elections = 0
@@ -131,8 +136,10 @@ class Elector(Service):
             early_s = self._next_election_s - now_s()
             if early_s > 0:
                 return early_s
-            if doubted or not self._stands_by():
-                self._elect(succeed=str(epoch) if doubted else "")
+            if doubted:
+                self._elect(succeed=str(epoch))
+            elif (succeed := self._free()) is not None:
+                self._elect(succeed)
             return min(_STANDBY_LOOK_S, self._lease_ms / 3000)
         if self._works():
             if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
@@ -145,13 +152,26 @@ class Elector(Service):
             self._not_extended = epoch
         return self._lease_ms / 3000
 
-    def _stands_by(self) -> bool:
-        """Whether somebody else holds the lead: one plain look, because a standby looks twice a second for as long as it lives."""
-        _, _, holder = (self._link.call("GET", self._keys.leader) or b"").decode(errors="replace").partition(" ")
+    def _free(self) -> str | None:
+        """None: somebody else holds the lead. Else the epoch to succeed, "" for none. One plain look, because a standby looks twice a second for as
+        long as it lives."""
+        epoch, _, holder = (self._link.call("GET", self._keys.leader) or b"").decode(errors="replace").partition(" ")
         if holder in ("", self._holder):
-            return False
+            return ""
+        if self._lasts_too_long():
+            event(log, "lead_of_another_clock", level=logging.WARNING, epoch=epoch, why="it lasts too long: the clock of Redis was set back")
+            return epoch
         self._stand_by(holder)
-        return True
+        return None
+
+    def _lasts_too_long(self) -> bool:
+        if now_s() - self._left_s < _LEFT_EVERY_S:
+            return False
+        self._left_s = now_s()
+        try:
+            return bool(self._link.call("PTTL", self._keys.leader) > 1000 * LONGEST_LEASE_S)
+        except CommandRefused:  # a user without the right, which is newer than many a user
+            return False
 
     def _stand_by(self, holder: str) -> None:
         """Somebody else leads: told once of each, so that who starts a master by hand beside others learns what it does."""

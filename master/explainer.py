@@ -33,6 +33,8 @@ from master.roster import Member, members_of, state_of
 #: Entries looked through for those of one ticket: by one call, and in all. And for how long at most, for all that is looked for.
 _PAGE, _PAGES = 200, 25
 _LOOK_S = 0.05
+#: Clocks that differ by less are as good as one.
+_CLOCKS_AGREE_MS = 1000
 _KINDS = {RETURNED: "returned", HALTED: "halted", TAIL: "tail"}
 
 #: Asks the owner at this health URL what it does with a ticket; None: it did not say.
@@ -160,10 +162,13 @@ class Explainer:
         log = LogKeys(self._keys.stream)
         try:
             ids, is_exact = self._find(log.delayed, ticket, b"-", "", until_s)
-            scores = self._link.all_of([("ZSCORE", log.due, member_of(entry_id.decode())) for entry_id in ids])
+            *scores, (seconds, micros) = self._link.all_of([*(("ZSCORE", log.due, member_of(entry_id.decode())) for entry_id in ids), ("TIME",)])
         except CommandRefused:
             return {}  # a user without the right, which is newer than many a user
         due_ms = min((int(float(score)) for score in scores if score is not None), default=0)
+        ahead_ms = int(seconds) * 1000 + int(micros) // 1000 - wall_ms()
+        if due_ms and abs(ahead_ms) >= _CLOCKS_AGREE_MS:
+            due_ms = max(1, due_ms - ahead_ms)  # it is due by Redis' clock; we tell times by ours
         return {"delayed": len(ids), "delayed_is_exact": is_exact, "due_ms": due_ms}
 
     def _find(self, stream: str, ticket: bytes, start: bytes, group: str, until_s: float) -> tuple[tuple[bytes, ...], bool]:

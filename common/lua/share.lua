@@ -9,6 +9,9 @@ local key, me, lease, count = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 at_full_memory(key)
+-- No lease is longer (master/settings.py). Who seems to run for longer said so before the clock was set back, and may be dead; one that is not says
+-- it again within a second.
+local LONGEST = 600000
 local running, holders, names = {}, {}, {}
 local stored = redis.call('HGETALL', key)
 for at = 1, #stored, 2 do
@@ -16,7 +19,8 @@ for at = 1, #stored, 2 do
   if kind == 'shard' then
     holders[name] = stored[at + 1]
   elseif kind == 'master' then
-    if name ~= me and tonumber(string.match(stored[at + 1], '^%d+') or '0') > now then
+    local until_ms = tonumber(string.match(stored[at + 1], '^%d+') or '0')
+    if name ~= me and until_ms > now and until_ms <= now + LONGEST then
       running[name] = true
     else
       redis.call('HDEL', key, stored[at])

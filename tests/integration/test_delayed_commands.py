@@ -16,6 +16,7 @@ from common.keys import Keys, LogKeys
 from common.redis_client import Link
 from common.sources import Sources
 from master.actions import ActionLog
+from master.explainer import Explainer
 from master.vitals import VitalsReader
 from tests.commands import usher
 from tests.integration.factories import World
@@ -213,6 +214,15 @@ def test_a_ticket_is_explained_by_what_is_delayed_of_it(run: Run, link: Link) ->
     assert "usher delayed list --ticket 42" in run("tickets", "explain", "42")[1]
     world.send(b"42", b"1-1")
     assert _document(run, "tickets", "explain", "42")["state"] == "unread", "that is what it waits for"
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_what_is_delayed_is_explained_by_the_clock_of_redis(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch, ahead_s: int) -> None:
+    run("send", "--ticket", "42", "text=x", "--after", "10m")
+    world = _put_in_order(link)
+    monkeypatch.setattr("master.explainer.wall_ms", lambda: time.time_ns() // 1_000_000 + 1000 * ahead_s)
+    told = Explainer(world.link, KEYS, "ticket_id", 10_000).explain("42")
+    assert told.reasons[0].text.startswith("1 message of it is delayed, due in 9 min")
 
 
 def test_a_drop_that_redis_breaks_off_is_in_the_action_log_too(run: Run, link: Link) -> None:

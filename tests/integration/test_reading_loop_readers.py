@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from collections import Counter
 import pytest
 
 from common.errors import RetryLater
+from common.reading_loop import LoopOptions, MessageReadingLoop
 from common.redis_client import Link
 from common.reliable_stream import ReliableStream, StreamMessage
 from tests.integration.test_reading_loop import KEYS, PATIENCE_S, Handled, letters, loop_on, pending, send, until
@@ -20,6 +23,7 @@ from tests.rules import ROOT
 #: A program that makes a loop, and runs it in two children: one ends while the other works.
 _FORKS = """
 import os, sys, time
+from common.reading_loop import LoopOptions, MessageReadingLoop
 from common.reading_loop import LoopOptions, MessageReadingLoop
 from common.redis_client import Link
 
@@ -90,7 +94,7 @@ def test_what_a_read_brings_that_a_stop_breaks_off_goes_to_others_at_once_too(re
             assert on_its_way.wait(PATIENCE_S)
     suspects = []
     with loop_on(redis_url, lambda message: (suspects.append(message.is_suspect), second(message)), idle_s=600.0) as loop:
-        until(lambda: loop.metrics()["done"] == 3, lambda: loop.metrics())
+        until(lambda: loop.metrics()["done"] == 3)
     assert (first.starts, second.starts, suspects) == (Counter(), Counter(sent), [claimed] * 3)
 
 
@@ -100,3 +104,19 @@ def test_a_loop_that_is_started_in_several_forked_processes_has_a_name_in_each(r
     done = subprocess.run([sys.executable, "-c", _FORKS, redis_url], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert (link.call("HLEN", "effects"), set(link.call("HVALS", "effects")), pending(link)) == (40, {b"1"}, 0)
+
+
+def test_a_child_that_a_handler_forks_ends_with_it_and_handles_nothing_more(redis_url: str, link: Link) -> None:
+    children: list[int] = []
+
+    def handle(_message: StreamMessage) -> None:
+        if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(2)  # who goes on instead
+            sys.exit(3)
+        children.append(pid)
+
+    send(link, 3)
+    with MessageReadingLoop(redis_url, KEYS.stream, KEYS.group, handle, LoopOptions(threads=1, block_s=0.1)) as loop:
+        until(lambda: loop.metrics()["done"] == 3)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [3, 3, 3]

@@ -57,6 +57,11 @@ def test_the_shards_of_one_that_stops_are_free_at_once(world: Gathered) -> None:
     assert world.share("b") == ALL
 
 
+def test_a_master_that_said_so_before_the_clock_was_set_back_is_not_heard_of_any_more(world: Gathered) -> None:
+    assert world.share("a", lease_ms=7_200_000) == ALL
+    assert world.share("b") == ALL
+
+
 def test_the_shards_of_one_that_is_not_heard_of_are_free_when_its_time_is_over(world: Gathered) -> None:
     world.share("a", lease_ms=300)
     assert world.share("b") == set()

@@ -45,6 +45,21 @@ def test_a_new_leader_elsewhere_is_told(world: World) -> None:
     assert told == ["http://one", "http://three"]
 
 
+def test_a_lead_whose_lease_lasts_longer_than_any_lease_is_succeeded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder died, and Redis' clock was set back by two hours: nobody would lead for as long."""
+    former = world.elect("abc http://one")
+    elector, lead, told = _elector(world)
+    monkeypatch.setattr("master.elector._LEFT_EVERY_S", 0.0)
+    elector.run_once()
+    assert lead.epoch is None
+    world.link.call("PEXPIRE", world.keys.leader, 7_200_000)
+    elector.run_once()
+    assert lead.epoch is not None
+    assert lead.epoch > former.epoch
+    assert told == ["http://one", "http://two"]
+    assert world.link.call("PTTL", world.keys.leader) <= LEASE_MS
+
+
 def test_its_own_lease_of_a_lost_reply_is_succeeded(world: World) -> None:
     elector, lead, _ = _elector(world)
     elector.run_once()

@@ -1,0 +1,44 @@
+"""Forked: a child that a handler made with ``os.fork`` ends where the handler ends in it.
+
+It has one thread, which came out of our runner with copies of all that waits. Going on in there it would handle its parent's messages a second time,
+under the same fence, speak on its parent's connections, free its parent's places in the journal, and keep the name lock for as long as the machine
+runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+
+def call_in_children(method: Callable[[], None]) -> None:
+    """Call a bound method in every child that is forked from now on, for as long as its object lives."""
+    known = weakref.WeakMethod(method)
+
+    def in_child() -> None:
+        if (found := known()) is not None:
+            found()
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def leave(*_: Any) -> NoReturn:
+    """End this process as a script ends that did what the handler did: with what ``sys.exit()`` says, or 1 and a traceback for an error that is being
+    handled; what was printed is written. ``atexit`` and the stack below us are the parent's."""
+    problem, code = sys.exc_info()[1], 0
+    try:
+        if isinstance(problem, SystemExit):
+            code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
+            if isinstance(problem.code, str):
+                sys.stderr.write(f"{problem.code}\n")
+        elif problem is not None:
+            code = 1
+            traceback.print_exception(problem)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF)
