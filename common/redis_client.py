@@ -134,8 +134,8 @@ class SameServer:
     def check(self, run_id: str, history: str, was_promoted: bool) -> None:
         """Raises ServerChanged, after telling ``on_change``, when this is not the server of the first call.
 
-        ``history``: its replication id, a new one since it was made a master. It also takes a new one for its first replica; only then it has none that
-        it was promoted from (``was_promoted``).
+        ``history``: its replication id, a new one when it is made a master. It also takes a new one for its first replica; only then it has none
+        that it was promoted from (``was_promoted``).
         """
         with self._lock:
             if self._run_id is None:
