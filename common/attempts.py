@@ -36,6 +36,15 @@ class Attempts(NamedTuple):
         """
         return self._replace(failures=min(self.starts, self.failures + self.crashes + 1))
 
+    @property
+    def put_off(self) -> bool:
+        """Whether nothing went wrong with it: it was started, and asked to be called later.
+
+        >>> Attempts(3).put_off, Attempts(3, 1).put_off, NEVER.put_off
+        (True, False, False)
+        """
+        return self.starts > 0 and not (self.failures or self.crashes or self.losses)
+
 
 NEVER = Attempts()
 

@@ -246,7 +246,7 @@ class Pulse(Service):
     def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> list[dict[str, Any]]:
         heads = self._scan.heads(now_ms, self._by_name.get(MASTER, 0))
         values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
-        attempts = {head.id: decode(value).starts for head, value in zip(heads, values, strict=True) if value is not None}
+        attempts = {head.id: decode(value) for head, value in zip(heads, values, strict=True) if value is not None}
         parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
         rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked, self._rules), now_ms, _STUCK)
         return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]

@@ -51,7 +51,9 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
 def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     found = []
     halted = [row for row in seen["stuck"] if row["state"] == "halted"]
-    still = [row for row in seen["stuck"] if row["state"] != "halted"]
+    # One that an operator has paused waits for him, and not for whoever reads this.
+    paused = [row for row in seen["stuck"] if row["state"] == "paused"]
+    still = [row for row in seen["stuck"] if row["state"] not in ("halted", "paused")]
     if halted or seen["halted"]:
         found.append(Alarm(BAD, f"{many(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it", "/dead-letters"))
     if still:
@@ -61,10 +63,13 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         on = f" on {first['consumer']}" if first["consumer"] else ""
         tries = f", {many(first['attempts'], 'attempt')}" if first["attempts"] else ""
         behind = f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
-        # One that an operator has paused waits for him, and not for whoever reads this.
-        acts = any(row["state"] != "paused" and (seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS) for row in still)
+        # One that asked to be called later has not gone wrong.
+        acts = any(not row["put_off"] and (seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS) for row in still)
         text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
         found.append(Alarm(BAD if acts else WARN, text, first["href"]))
+    if paused:
+        first, more = paused[0], " or more" if len(seen["stuck"]) >= seen["stuck_most"] else ""
+        found.append(Alarm(WARN, f"{many(len(paused), 'paused ticket')}{more} with messages that wait; the oldest: {first['shown']}", first["href"]))
     return found
 
 

@@ -69,7 +69,11 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
         return "running", Reason("handler_runs", text), f"the handler on {name}", 0
     if run.state == "waiting":
-        failed = f"{_id(run.id)} failed on {name} ({attempt}, {fence}) and is tried again in {span(run.due_ms - facts.now_ms)}"
+        due = span(run.due_ms - facts.now_ms)
+        if facts.attempts.get(run.id, NEVER).put_off:
+            asked = f"{_id(run.id)} asked on {name} ({attempt}, {fence}) to be called again later, in {due}"
+            return "retrying", Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
+        failed = f"{_id(run.id)} failed on {name} ({attempt}, {fence}) and is tried again in {due}"
         return "retrying", Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
     if run.state == "apart":
         text = f"{_id(run.id)} may have ended its process before: it waits on {name} ({fence}) until it can run where it harms no other"

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from common.attempts import NEVER, Attempts
 from common.message import ticket_text
 from common.registration import name_of
 from common.stream_id import milliseconds, rank
@@ -42,7 +43,7 @@ class Parked(NamedTuple):
 class Seen(NamedTuple):
     """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move, parked by ticket, live rules."""
 
-    attempts: Mapping[bytes, int]
+    attempts: Mapping[bytes, Attempts]
     states: Mapping[str, str]
     moved_ms: Mapping[bytes, int]
     parked: Mapping[bytes, Parked]
@@ -85,8 +86,8 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
     rows = []
     for head in sorted(heads, key=lambda one: rank(one.id)):
         still_ms = now_ms - since_ms(head, seen.moved_ms.get(head.id, 0), now_ms)
-        attempts = seen.attempts.get(head.id, 0)
-        if not (still_ms >= STUCK_MS or attempts or head.owner == HALTED):
+        attempts = seen.attempts.get(head.id, NEVER)
+        if not (still_ms >= STUCK_MS or attempts.starts or head.owner == HALTED):
             continue
         parked = seen.parked.get(head.ticket, Parked())
         rows.append(
@@ -97,7 +98,8 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
                 "since_ms": now_ms - still_ms,
                 "behind": behind(head, parked.messages),
                 "behind_is_exact": parked.is_exact,
-                "attempts": attempts,
+                "attempts": attempts.starts,
+                "put_off": attempts.put_off,
                 **_told(head, seen.states, attempts, seen.rules.of(head.ticket)),
             }
         )
@@ -116,7 +118,7 @@ def behind(head: Head, parked: int) -> int:
     return head.size - 1 + parked
 
 
-def _told(head: Head, states: Mapping[str, str], attempts: int, rule: Rule | None) -> dict[str, str]:
+def _told(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
     """State, consumer and one sentence. A ticket's own page explains the rest."""
     if not head.owner:
         if rule is not None and rule.action is Action.PAUSE:
@@ -137,8 +139,15 @@ def _told(head: Head, states: Mapping[str, str], attempts: int, rule: Rule | Non
         "revoked": "its consumer did not answer; taken back when the lease ends",
         "lost": "its consumer is lost; is taken back",
     }
-    told = f"failed {attempts}x; is tried again" if attempts and state in ("live", "paused") else why.get(state, state)
-    return {"state": "retrying" if attempts else "stuck", "consumer": name_of(owner), "why": told}
+    told = _tried(attempts) if attempts.starts and state in ("live", "paused") else why.get(state, state)
+    return {"state": "retrying" if attempts.starts else "stuck", "consumer": name_of(owner), "why": told}
+
+
+def _tried(attempts: Attempts) -> str:
+    if attempts.put_off:
+        return "asked to be called again later"
+    failed = attempts.failures + attempts.crashes
+    return f"failed {failed}x; is tried again" if failed else "its consumer was lost with it; is tried again"
 
 
 def _text(ticket: bytes) -> str:

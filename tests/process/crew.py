@@ -90,8 +90,12 @@ class Crew:
             )
 
     def worker_of(self, name: str) -> int:
-        """Process id of the worker that does the program's work (its parent only watches it)."""
-        return next(child.pid for child in psutil.Process(self.processes[name].pid).children())
+        """Process id of the worker that does the program's work (its parent only watches it). After one was killed, of the next."""
+        parent = psutil.Process(self.processes[name].pid)
+        living: list[int] = until(
+            lambda: [child.pid for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE], 20, f"{name} has a worker"
+        )
+        return living[0]
 
     def stop(self, name: str, within_s: float = 20) -> int:
         """SIGTERM, and its exit code."""

@@ -47,6 +47,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),
         f"12-0 failed on c3 (attempt 2 of 5, fence {FENCE}) and is tried again in 1 min 30 s",
     ),
+    "asked to be called later": (
+        *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000), attempts={A: Attempts(2)}), "retrying", "retry_later"),
+        f"12-0 asked on c3 (attempt 2 of 5, fence {FENCE}) to be called again later, in 1 min 30 s",
+    ),
     "handed over, no free slot": (
         *(owned(OwnEntry(A, "queued"), OwnEntry(B, "queued")), "handed_over", "waits_for_slot"),
         f"12-0 was handed over to c3 50 s ago (fence {FENCE}) and waits there for a free handler slot",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.attempts import Attempts
 from master.policy.alarms import alarms
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.policy.rules import Action, Rule, Rulebook, Target
@@ -53,8 +54,12 @@ def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
 
 def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
-    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: 3}))
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1)}))
     assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; is tried again")
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
+    assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
+    assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; is tried again")
 
 
 def test_a_halted_ticket_is_told_at_once() -> None:
@@ -125,7 +130,7 @@ def told(**more: Any) -> list[tuple[str, str]]:
 
 
 def stuck(**more: Any) -> dict[str, Any]:
-    row = {"state": "stuck", "since_ms": _NOW - 10_000, "attempts": 0, "consumer": "c3", "behind": 4, "behind_is_exact": True}
+    row = {"state": "stuck", "since_ms": _NOW - 10_000, "attempts": 0, "put_off": False, "consumer": "c3", "behind": 4, "behind_is_exact": True}
     return row | {"shown": "INC-7", "href": "/tickets/INC-7"} | more
 
 
@@ -168,7 +173,9 @@ def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
     assert told(stuck=[stuck()]) == [("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind")]
     assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
     paused = stuck(state="paused", since_ms=_NOW - 900_000, attempts=5)
-    assert told(stuck=[paused])[0][0] == "warn", "an operator did that"
-    assert told(stuck=[paused, stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
+    waits = ("warn", "1 paused ticket with messages that wait; the oldest: INC-7")
+    assert told(stuck=[paused]) == [waits], "an operator did that"
+    assert told(stuck=[paused, stuck()]) == [("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind"), waits]
+    assert told(stuck=[stuck(since_ms=_NOW - 900_000, attempts=9, put_off=True)])[0][0] == "warn", "its handler did that"
     level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
     assert (level, text) == ("bad", "2 tickets are stuck or being tried again; the oldest: INC-7 on c3, 3 attempts, 4 behind")
