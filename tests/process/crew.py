@@ -33,6 +33,16 @@ _AT_ONCE = 20
 _QUICK = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_LOG_FORMAT": "json"}
 
 
+def _living_child(parent: psutil.Process) -> int | None:
+    for child in parent.children():
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE:
+                return child.pid
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
 class Crew:
     """Programs of one system, with ``folder`` as their working directory; ``with`` ends them all, however the test went."""
 
@@ -92,10 +102,8 @@ class Crew:
     def worker_of(self, name: str) -> int:
         """Process id of the worker that does the program's work (its parent only watches it). After one was killed, of the next."""
         parent = psutil.Process(self.processes[name].pid)
-        living: list[int] = until(
-            lambda: [child.pid for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE], 20, f"{name} has a worker"
-        )
-        return living[0]
+        found: int = until(lambda: _living_child(parent), 20, f"{name} has a worker")
+        return found
 
     def stop(self, name: str, within_s: float = 20) -> int:
         """SIGTERM, and its exit code."""
