@@ -16,6 +16,7 @@ def test_a_stuck_ticket_is_found_and_explained_and_its_consumer_drained(looking:
     page = looking.page
     stuck = page.locator("#stuck tr", has_text="INC-17")
     stuck.wait_for()  # it comes by itself, when it has stood still for long enough
+    assert page.locator("nav [data-count=overview]").inner_text() == str(page.locator("#stuck tbody tr").count())
     assert stuck.locator("td").nth(1).inner_text() == "stuck"
     assert stuck.locator("td").nth(5).inner_text() == "2"
     owner = stuck.locator("td").nth(6).inner_text()

@@ -294,7 +294,7 @@ def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_
 
     monkeypatch.setattr("master.pulse.Pulse.snapshot", snapshot)
     site.post("/rules/set", target="ticket", value="T", action="pause")
-    counts = dict(re.findall(r'>([A-Z][a-z ]+) <span class="count">([^<]+)</span>', site.get("/actions").text))
+    counts = dict(re.findall(r'>([A-Z][a-z ]+) <span class="count" data-count="\w+">([^<]+)</span>', site.get("/actions").text))
     assert counts["Rules"] == "1"
     assert counts["Dead letters"] == "2"
     assert int(counts["Overview"]) >= 2

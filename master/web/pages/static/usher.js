@@ -75,6 +75,8 @@
     history.push(seen.point);
     history.splice(0, history.length - 600);
     for (const line of all("[data-spark]")) spark(line, history);
+    const counts = { overview: seen.stuck.length + (seen.stuck.length === seen.stuck_most ? "+" : ""), letters: number(seen.dead_letters), rules: number(seen.rules) };
+    for (const place of all("[data-count]")) if (place.dataset.count in counts) place.textContent = counts[place.dataset.count].replace(/^[0-]$/, "");
     alarms(seen.alarms);
     stuck(seen.stuck);
     tick();
