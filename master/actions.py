@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from common.errors import RedisTrouble
 from common.keys import Keys
 from common.log import event
+from common.plural import many
 from common.redis_client import CommandRefused, Link
 from common.stream_id import milliseconds, rank
 from common.streams import pairs
@@ -52,6 +53,11 @@ class Action:
 def counted(words: Iterable[str]) -> str:
     """An outcome, of one word for each that was meant: ``added 2, gone 1``."""
     return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
+
+
+def chosen_letters(ids: Sequence[bytes]) -> str:
+    """What an action was done to: ``3 dead letters, from 5-1``."""
+    return many(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
 
 
 class ActionLog:

@@ -46,6 +46,18 @@ class Changed(NamedTuple):
         running = f"; {at_least}{self.handed_over:,} already handed over will finish" if self.handed_over else "; nothing of it is in processing"
         return f"{self.outcome} at version {self.version}" + (running if self.rule is not None else "")
 
+    def shown(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "outcome": self.outcome,
+            "version": self.version,
+            "rule": None if self.rule is None else self.rule.shown(),
+            "former": None if self.former is None else self.former.shown(),
+            "handed_over": self.handed_over,
+            "handed_over_is_exact": self.is_exact,
+            "note": self.note,
+        }
+
 
 def read_rules(link: Link, keys: Keys) -> Rulebook:
     """All rules. The version is read first: should they change in between, hand_over refuses it, and they are read again."""

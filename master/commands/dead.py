@@ -18,14 +18,13 @@ from common.plural import many
 from common.printable import printable
 from common.settings import CommonSettings, options
 from common.stream_id import is_id
-from master.actions import FAILED, Action, counted
+from master.actions import FAILED, Action, chosen_letters, counted
 from master.commands.letter_filter import filters, wanted_of
 from master.commands.looking import console, fitted, letters_of, print_json, table
 from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
 from master.policy.explain import span
 from master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
-from master.web.dead_letters import chosen_letters, whole
 from master.web.pages.text import moment
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -110,7 +109,7 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
     if found is None:
         click.echo("null" if as_json else f"there is no dead letter {letter_id}", err=not as_json)
         sys.exit(1)
-    document = whole(*found)
+    document = found[0].whole(found[1])
     if as_json:
         print_json(document)
         return

@@ -22,8 +22,6 @@ from master.commands.looking import configured, print_json
 from master.explainer import Explainer
 from master.live_rules import Changed, LiveRules
 from master.policy.rules import LONGEST_REASON
-from master.web.operations import shown
-
 
 class _Why(click.Option):
     """Shown as ``--why`` alone: its other name is for scripts that were written before all commands had one word for it."""
@@ -85,6 +83,6 @@ def caller(why: str = "") -> By:
 def tell(changed: Changed, as_json: bool) -> None:
     """What a change of the rules did."""
     if as_json:
-        print_json(shown(changed))
+        print_json(changed.shown())
     else:
         click.echo(changed.note)

@@ -17,7 +17,6 @@ from master.commands.operator import Desk, caller, desk, tell, why_option
 from master.live_rules import TooManyRules
 from master.policy.explain import span
 from master.policy.rules import Action, Rule, Target, rule_id
-from master.web.operations import shown
 
 _WHY = why_option(" and for whoever asks what the tickets wait for")
 _WHY_LIFTED = why_option()
@@ -92,7 +91,7 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
     with desk(flags) as at:
         changes = {chosen: at.rules.lift(chosen, caller(why)) for chosen in dict.fromkeys(ids)}
     if as_json:
-        print_json({"lifted": {chosen: None if changed is None else shown(changed) for chosen, changed in changes.items()}})
+        print_json({"lifted": {chosen: None if changed is None else changed.shown() for chosen, changed in changes.items()}})
     else:
         for chosen, changed in changes.items():
             click.echo(f"{chosen}: {'there is no such rule' if changed is None else changed.note}")

@@ -55,6 +55,11 @@ class DeadLetter:
         """What letters are counted by: reason, name of the error, policy."""
         return self.reason, self.error_name, self.policy
 
+    def whole(self, fields: Sequence[bytes]) -> dict[str, Any]:
+        """With its traceback and its message's fields, as pairs: a name may come twice. What is not UTF-8 is shown as ``\\xff``."""
+        text = [part.decode("utf-8", "backslashreplace") for part in fields]
+        return self.row() | {"traceback": self.traceback, "message_fields": [list(pair) for pair in zip(text[::2], text[1::2], strict=False)]}
+
     def row(self) -> dict[str, Any]:
         """For programs: bytes that are not UTF-8 are shown, not kept."""
         return {

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.openapi import tells
-from common.plural import many
 from common.web import Problem, answer, read_json, read_model
 from common.web_fields import OneLine, PageLimit, StreamId, TicketId
-from master.actions import FAILED, Action
-from master.actions import counted as counted
+from master.actions import FAILED, Action, chosen_letters, counted
 from master.dead_letters import AT_ONCE, LetterPage, Outcome
 from master.policy.letters import DeadLetter, LetterFilter
 from master.policy.rules import LONGEST_REASON
@@ -114,7 +112,8 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         found = letters.get(letter_id.encode())
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
-        return answer(whole(*found))
+        letter, fields = found
+        return answer(letter.whole(fields))
 
     @api.post("/redrive")
     @tells("Make messages of dead letters again.", {200: LetterOutcomes}, body=_Chosen)
@@ -147,17 +146,6 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
 
     return api
-
-
-def chosen_letters(ids: Sequence[bytes]) -> str:
-    """What an action was done to, for its log: ``3 dead letters, from 5-1``."""
-    return many(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
-
-
-def whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:
-    """A letter with its traceback and its message's fields, as pairs: a name may come twice. What is not UTF-8 is shown as ``\\xff``."""
-    text = [part.decode("utf-8", "backslashreplace") for part in fields]
-    return letter.row() | {"traceback": letter.traceback, "message_fields": [list(pair) for pair in zip(text[::2], text[1::2], strict=False)]}
 
 
 def _told(outcome: Outcome) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
     )
     def set_rule() -> Response:
         changed = change_rule(port, read_json(request, BODY))
-        return answer(shown(changed), 201 if changed.outcome == "set" else 200)
+        return answer(changed.shown(), 201 if changed.outcome == "set" else 200)
 
     @api.delete("/rules/<rule_id>")
     @tells("Lift a rule.", {200: RuleChange}, query=_Why, problems={404: "unknown_rule"})
@@ -145,7 +145,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         changed = port.lift_rule(rule_id, by_caller(_why_of_query())) if _RULE_ID.fullmatch(rule_id) else None
         if changed is None:
             raise Problem(404, "unknown_rule", "there is no rule with that id")
-        return answer(shown(changed))
+        return answer(changed.shown())
 
     @api.get("/actions")
     @tells("What operators did, newest first.", {200: Actions}, query=_Page)
@@ -165,7 +165,7 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
         changed = drained(port, name, read_model(_Why, read_json(request, BODY)).reason)
         if changed is None:
             raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
-        return answer({"name": name} | shown(changed))
+        return answer({"name": name} | changed.shown())
 
     @api.post("/consumers/<name>/resume")
     @tells("End a drain.", {200: ConsumerRuleChange}, body=_Why, problems={404: "not_drained"})
@@ -173,7 +173,7 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
         changed = port.resume(name, by_caller(read_model(_Why, read_json(request, BODY)).reason))
         if changed is None:
             raise Problem(404, "not_drained", "no consumer of that name was drained")
-        return answer({"name": name} | shown(changed))
+        return answer({"name": name} | changed.shown())
 
 
 def change_rule(port: OperationsPort, document: object) -> Changed:
@@ -194,19 +194,6 @@ def drained(port: OperationsPort, name: str, why: str) -> Changed | None:
         return port.drain(name, by_caller(why))
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
-
-
-def shown(changed: Changed) -> dict[str, Any]:
-    """A change of the rules, for programs."""
-    return {
-        "outcome": changed.outcome,
-        "version": changed.version,
-        "rule": None if changed.rule is None else changed.rule.shown(),
-        "former": None if changed.former is None else changed.former.shown(),
-        "handed_over": changed.handed_over,
-        "handed_over_is_exact": changed.is_exact,
-        "note": changed.note,
-    }
 
 
 def _why_of_query() -> str:

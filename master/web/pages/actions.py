@@ -13,11 +13,10 @@ from common.credentials import Role
 from common.plural import many
 from common.web import Problem
 from common.web_auth import local_path, needs
-from master.actions import FAILED, Action
+from master.actions import FAILED, Action, chosen_letters, counted
 from master.bulk_letters import DROP, REDRIVE, Job
 from master.dead_letters import AT_ONCE, Outcome
 from master.web.api import by_caller
-from master.web.dead_letters import chosen_letters, counted
 from master.web.operations import change_rule, drained
 from master.web.pages.letters_asked import asked_filter, in_words
 from master.web.pages.notes import Notes

@@ -18,7 +18,6 @@ from master.policy.rules import Target
 from master.pulse import CONSUMERS, OVERVIEW
 from master.status import shown
 from master.web.api import read_ticket_id
-from master.web.dead_letters import whole
 from master.web.pages.letters_asked import AGES, asked_filter
 from master.web.pages.port import PagePort
 from master.web.pages.text import ticket_url
@@ -191,7 +190,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         found = port.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped")
-        told = whole(*found)
+        told = found[0].whole(found[1])
         fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
         return show("letter.html", "letters", letter=told, fields=fields)
 
