@@ -23,6 +23,7 @@ from master.explainer import Explainer
 from master.live_rules import Changed, LiveRules
 from master.policy.rules import LONGEST_REASON
 
+
 class _Why(click.Option):
     """Shown as ``--why`` alone: its other name is for scripts that were written before all commands had one word for it."""
 
