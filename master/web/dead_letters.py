@@ -112,8 +112,7 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         found = letters.get(letter_id.encode())
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
-        letter, fields = found
-        return answer(letter.whole(fields))
+        return answer(found[0].whole(found[1]))
 
     @api.post("/redrive")
     @tells("Make messages of dead letters again.", {200: LetterOutcomes}, body=_Chosen)
