@@ -23,6 +23,7 @@ import orjson
 from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, HandlerUnusable, RetryLater, readable
+from common.forked import leave
 from common.log import configure, in_hand
 from common.printable import told
 from common.rehearsal import DONE, GAVE_UP, LATER, RAISED, Ended, Piece
@@ -77,9 +78,13 @@ class Slot(Service):
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         raised: BaseException | None = None
-        returned = None
+        returned, here = None, os.getpid()
         try:
-            returned = self._called(message)
+            try:
+                returned = self._called(message)
+            finally:
+                if os.getpid() != here:  # a child that the handler has forked: it is not to answer, nor to take the next order
+                    leave()
         except BaseException as problem:  # also a sys.exit(): in a consumer it ends no thread either
             raised = _without_us(problem)
         seconds = time.monotonic() - began_s

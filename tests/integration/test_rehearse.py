@@ -65,6 +65,15 @@ def does(message):
     elif what == "after that":
         time.sleep(5)
 
+def forks(message):
+    if os.fork() == 0:
+        if message.fields["body"] == "child raises":
+            raise ValueError("in the child")
+        return
+    os.wait()
+    if message.fields["body"] == "raises":
+        raise KeyError("in the handler")
+
 async def waits(message):
     await asyncio.sleep(0)
     mended(message)
@@ -294,6 +303,13 @@ def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_ha
         until(lambda: child.status() == psutil.STATUS_ZOMBIE, 20, "its thread has ended it")
         assert process.rehearse(pieces[1]).how == "done"
     assert process.notes == ["the handler's process ended with exit code 4 when a call was over: something that the handler began goes on behind it"]
+
+
+def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_message(world: World) -> None:
+    bodies = (b"raises", b"child raises", b"raises", b"fine")
+    with HandlerProcess(Play("shop:forks", "s", False), os.environ, lambda: None) as process:
+        ended = [process.rehearse(Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body))).how for body in bodies]
+    assert (ended, process.notes) == (["raised", "done", "raised", "done"], [])
 
 
 def test_what_is_known_is_told_when_redis_goes_away(world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
