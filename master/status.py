@@ -26,7 +26,7 @@ from master.lag import lag_of
 from master.live_rules import read_rules
 from master.policy.plans import HALTED, RETURNED, TAIL
 from master.roster import read_left_ms, read_roster, state_of, strangers
-from master.ticket_states import parked_rows, told_states
+from master.ticket_states import ParkedRows, parked_rows, told_states
 
 #: Entries counted for the lag where Redis does not know it (before 7.0), at most.
 _MOST_COUNTED = 100_000
@@ -140,7 +140,7 @@ class StatusReader:
             told_states(self._link, self._keys, rows)
         return rows
 
-    def parked(self, most: int) -> list[dict[str, Any]]:
+    def parked(self, most: int) -> ParkedRows:
         """Tickets that nobody has and of which something is parked: held by a rule, or waiting for a consumer (``ticket_states.parked_rows``)."""
         with self._lock:
             return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)

@@ -7,7 +7,7 @@ its first message has failed before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.attempts import NEVER, decode
 from common.keys import MASTER, Keys
@@ -18,7 +18,14 @@ from master.live_rules import read_rules
 from master.policy.rules import Action, Rule
 
 #: Parked messages that are looked at for the tickets that they are of, the oldest ones.
-_LOOKED_AT = 200
+LOOKED_AT = 200
+
+
+class ParkedRows(NamedTuple):
+    """``is_all``: False when tickets may be missing, and messages of those that are there: more is parked than was looked at, or was asked for."""
+
+    rows: list[dict[str, Any]]
+    is_all: bool
 
 
 def told_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
@@ -40,19 +47,21 @@ def told_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
             row |= _held(book.of(row["ticket_id"].encode("utf-8", "surrogateescape")), "returned")
 
 
-def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> list[dict[str, Any]]:
+def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> ParkedRows:
     """Tickets of which nobody has anything and something is parked, the oldest first: ``paused`` by a rule (``why``), or ``parked``. They have no
     record in the index; of very many parked messages only the oldest are looked at."""
-    flat = scripts.run("pending_heads", (keys.stream,), (keys.group, MASTER, _LOOKED_AT, ticket_field, LONGEST_TICKET))
+    flat = scripts.run("pending_heads", (keys.stream,), (keys.group, MASTER, LOOKED_AT + 1, ticket_field, LONGEST_TICKET))
     ids: dict[bytes, list[str]] = {}
     for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
         ids.setdefault(ticket, []).append(entry_id.decode())
+    is_all = len(flat) <= 2 * LOOKED_AT
     if not ids:
-        return []
+        return ParkedRows([], is_all)
     records = link.call("HMGET", keys.tickets, *ids)
-    alone = [ticket for ticket, record in zip(ids, records, strict=True) if record is None][:most]
+    alone = [ticket for ticket, record in zip(ids, records, strict=True) if record is None]
     book = read_rules(link, keys)
-    return [{"ticket_id": ticket.decode(errors="replace"), "message_ids": ids[ticket], **_held(book.of(ticket), "parked")} for ticket in alone]
+    rows = [{"ticket_id": one.decode(errors="replace"), "message_ids": ids[one], **_held(book.of(one), "parked")} for one in alone[:most]]
+    return ParkedRows(rows, is_all and len(alone) <= most)
 
 
 def _held(rule: Rule | None, where: str) -> dict[str, str]:

@@ -80,7 +80,7 @@ def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str,
     alive = {row["name"] for row in consumers if row["state"] != "lost"}
     overview["missing_consumers"] = {name: log for name, log in logs.items() if name not in alive}
     tickets = page["tickets"][:_TICKETS_SHOWN]
-    parked = reader.parked(_TICKETS_SHOWN) if overview["parked"] else []
+    parked = reader.parked(_TICKETS_SHOWN).rows if overview["parked"] else []
     return overview | rates | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
 
 

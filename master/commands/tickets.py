@@ -11,6 +11,7 @@ from common.settings import CommonSettings, options
 from master.commands.explain import explain_ticket
 from master.commands.follow import follow_ticket
 from master.commands.looking import console, print_json, status_reader, tickets_table, way_out
+from master.ticket_states import LOOKED_AT
 
 
 @click.group(help="Look at tickets in processing.")
@@ -30,9 +31,9 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
             page = reader.tickets(cursor, min(1000, limit))
             rows += page["tickets"]
             cursor = page["cursor"]
-        rows = reader.explained(rows[:limit])
-        rows += reader.parked(limit - len(rows) + 1)
-    more, rows = cursor is not None or len(rows) > limit, rows[:limit]
+        is_cut, rows = cursor is not None or len(rows) > limit, reader.explained(rows[:limit])
+        parked = reader.parked(limit - len(rows))
+    more, rows = is_cut or not parked.is_all, [*rows, *parked.rows]
     if as_json:
         print_json({"tickets": rows, "more": more})
         return
@@ -41,8 +42,10 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
         click.echo(line)
     if not rows:
         click.echo("  none: everything that was read is done")
-    elif more:
+    elif len(rows) >= limit and more:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
+    elif more:
+        click.echo(f"  more is parked: tickets of the oldest {LOOKED_AT} messages are here; `usher tickets explain` knows every ticket")
 
 
 @tickets.command("show", help="Show one ticket. Exit code 1 when nothing of it is in processing.")

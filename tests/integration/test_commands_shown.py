@@ -89,6 +89,31 @@ def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
         assert (len(document["tickets"]), document["more"]) == (int(limit), more)
 
 
+def test_tickets_that_may_be_missing_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a ticket of which much is parked, and where the index gives more at once than was asked for."""
+
+    def listed(limit: str) -> tuple[list[str], bool, str]:
+        document = json.loads(shown(world, "tickets", "list", "--limit", limit, "--json").output)
+        return [row["ticket_id"] for row in document["tickets"]], document["more"], shown(world, "tickets", "list", "--limit", limit).output
+
+    leader, a = world.elect(), world.join("a")
+    parked = [*world.parked(leader, b"much"), *world.parked(leader, b"much"), *world.parked(leader, b"hidden")]
+    monkeypatch.setattr("master.ticket_states.LOOKED_AT", 1)
+    tickets, more, told = listed("9")
+    assert (tickets, more) == (["much"], True)
+    assert "more is parked" in told
+    monkeypatch.setattr("master.ticket_states.LOOKED_AT", 3)
+    assert listed("9")[:2] == (["much", "hidden"], False)
+    assert listed("1")[:2] == (["much"], True)
+    world.link.call("XACK", world.keys.stream, world.keys.group, *parked)
+    for ticket in (b"x", b"y"):
+        world.owned(leader, a, ticket)
+    tickets, more, told = listed("1")
+    assert (len(tickets), more) == (1, True)
+    assert "--limit shows more" in told
+    assert not listed("2")[1]
+
+
 def test_where_the_group_is_not_there_the_group_is_blamed_and_not_redis(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

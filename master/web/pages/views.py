@@ -17,6 +17,7 @@ from master.policy.letters import Preview
 from master.policy.rules import Target
 from master.pulse import CONSUMERS, OVERVIEW
 from master.status import shown
+from master.ticket_states import ParkedRows
 from master.web.api import read_ticket_id
 from master.web.pages.letters_asked import AGES, asked_filter
 from master.web.pages.port import PagePort
@@ -106,8 +107,10 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         if asked:
             return _search(port, asked, cursor)
         page = port.status.tickets(cursor, _ROWS)
-        parked = port.status.parked(_ROWS) if cursor == "0" else []  # they have no place in the index, so they come first
-        return show("tickets.html", "tickets", rows=_aged([*parked, *page["tickets"]]), cursor=page["cursor"], q="")
+        # They have no place in the index, so they come first.
+        parked = port.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
+        rows = _aged([*parked.rows, *page["tickets"]])
+        return show("tickets.html", "tickets", rows=rows, cursor=page["cursor"], q="", more_parked=not parked.is_all)
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
