@@ -37,5 +37,6 @@ def _not_finite(place: str, value: Any) -> tuple[str, float] | None:
     elif isinstance(value, enum.Enum):
         parts = [(place, value.value)]
     elif dataclasses.is_dataclass(value):
-        parts = ((f"{place}.{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value))
+        found = getattr(value, "__dict__", None) or {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        parts = ((f"{place}.{name}", part) for name, part in found.items() if not name.startswith("_"))  # orjson leaves those out
     return next(filter(None, (_not_finite(where, part) for where, part in parts)), None)

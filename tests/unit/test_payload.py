@@ -1,0 +1,41 @@
+"""common/outbox/payload.py: what would be encoded is looked at, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import orjson
+import pytest
+
+from common.outbox.payload import as_json
+
+
+@dataclasses.dataclass
+class _Row:
+    note: Any
+    _mean: float = math.nan
+
+
+@dataclasses.dataclass
+class _Slotted:
+    __slots__ = ("_mean", "note")
+    note: Any
+    _mean: float
+
+
+@pytest.mark.parametrize("row", [_Row(None), _Slotted(None, math.nan), {"rows": [_Row(None)]}])
+def test_what_is_not_encoded_is_not_refused(row: object) -> None:
+    assert as_json("data", row) == orjson.dumps(row)
+
+
+def test_what_a_dataclass_was_given_beside_its_fields_is_encoded_too() -> None:
+    for row in (_Row(math.inf), _Slotted(math.inf, 0.0)):
+        with pytest.raises(ValueError, match=r"data\.note is inf"):
+            as_json("data", row)
+    more: Any = _Row(1.0)
+    more.total = math.nan
+    assert orjson.dumps(more) == b'{"note":1.0,"total":null}'
+    with pytest.raises(ValueError, match=r"data\.total is nan"):
+        as_json("data", more)
