@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+_NO_NUMBERS = frozenset({str, int, bool, type(None)})
+
 
 def as_json(name: str, value: Any) -> bytes:
     """``value`` as orjson encodes it. Raises TypeError for what it cannot encode, and ValueError, which names the place below ``name``, for NaN and
@@ -19,10 +21,28 @@ def as_json(name: str, value: Any) -> bytes:
     b'{"total":1.5,"note":null}'
     """
     encoded = orjson.dumps(value)
-    if b"null" in encoded and (found := _not_finite(name, value)):  # looking at each value costs more than encoding them all
+    # Looking at each value costs more than encoding them all, and naming each place ten times that.
+    if b"null" in encoded and _may_be_not_finite((value,)) and (found := _not_finite(name, value)):
         place, number = found
         raise ValueError(f"{place} is {number}, which JSON cannot say: give None, or a text")
     return encoded
+
+
+def _may_be_not_finite(values: Iterable[Any]) -> bool:
+    """False: none of these, and of what is in them, is such a number."""
+    for value in values:
+        kind = type(value)
+        if kind in _NO_NUMBERS:
+            continue
+        if kind is float:
+            if not math.isfinite(value):
+                return True
+        elif kind is dict or kind is list or kind is tuple:
+            if _may_be_not_finite(value.values() if kind is dict else value):
+                return True
+        else:
+            return True  # a dataclass, an enum, one of its own kind
+    return False
 
 
 def _not_finite(place: str, value: Any) -> tuple[str, float] | None:
