@@ -154,6 +154,8 @@ class SqlSink:
             if not self._checked:
                 self._tables.check_transactional(connection)
                 self._checked = True
+            if rehearses:
+                self._tables.mark_rehearsal(connection)
             if not is_new:
                 yield None  # and the fence is kept
             else:
@@ -164,7 +166,7 @@ class SqlSink:
                     raise SinkMisused(ENDED_INSIDE)
                 self._tables.check_unbroken(connection)
                 if rehearses:
-                    self._tables.check_constraints(connection)
+                    self._tables.end_rehearsal(connection)
                     transaction.rollback()
                     return
         if next(self._turns) % PRUNE_EVERY == 0:

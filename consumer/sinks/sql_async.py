@@ -76,6 +76,8 @@ class AsyncSqlSink:
                 if not self._checked:
                     await connection.run_sync(self._tables.check_transactional)
                     self._checked = True
+                if rehearses:
+                    await connection.run_sync(self._tables.mark_rehearsal)
                 if not is_new:
                     yield None
                 else:
@@ -86,7 +88,7 @@ class AsyncSqlSink:
                         raise SinkMisused(ENDED_INSIDE)
                     await connection.run_sync(self._tables.check_unbroken)
                     if rehearses:
-                        await connection.run_sync(self._tables.check_constraints)
+                        await connection.run_sync(self._tables.end_rehearsal)
                         await transaction.rollback()
                         return
         if next(self._turns) % PRUNE_EVERY == 0:

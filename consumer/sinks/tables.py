@@ -25,7 +25,7 @@ try:
     import sqlalchemy.orm
     from sqlalchemy.dialects import postgresql, sqlite
 
-    from common.sql_trouble import is_autocommit
+    from common.sql_trouble import is_autocommit, sqlstate
 except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
     raise ModuleNotFoundError(
         f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
@@ -36,6 +36,9 @@ _LONGEST_TEXT = 256
 _DIGEST = "sha256:"
 #: For pg_advisory_xact_lock: creating tables that may be there is not safe against itself in PostgreSQL.
 _CREATING = 0x75736865720001
+#: It is gone when the transaction of a rehearsal was ended by something that neither SQLAlchemy nor the sink sees: a COMMIT as SQL, the driver's own.
+_SAVEPOINT = "usher_rehearsal"
+_NO_SUCH_SAVEPOINT = "3B001"
 
 
 class SinkTables:
@@ -103,8 +106,22 @@ class SinkTables:
         connection.execute(sa.delete(self._uids).where(sa.false()))
         return True
 
-    def check_constraints(self, connection: sa.Connection) -> None:
-        """Raise what the commit would, of constraints that PostgreSQL looks at as late as then."""
+    def mark_rehearsal(self, connection: sa.Connection) -> None:
+        """Once it is known that this is a transaction: in none, SQLite would begin one with this."""
+        connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
+
+    def end_rehearsal(self, connection: sa.Connection) -> None:
+        """Before the rollback. Raise what the commit would, of constraints that PostgreSQL looks at as late as then; and SinkMisused when there is
+        nothing to roll back any more."""
+        try:
+            connection.execute(sa.text(f"RELEASE SAVEPOINT {_SAVEPOINT}"))
+        except sa.exc.DBAPIError as error:
+            if sqlstate(error) != _NO_SUCH_SAVEPOINT and "no such savepoint" not in str(error.orig):
+                raise
+            raise SinkMisused(
+                "the sink's transaction was ended inside of it by the handler itself, so what it ran before that may be STORED, although this is a "
+                "rehearsal; leave commit and rollback to the sink"
+            ) from error
         if self._is_postgres:
             connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
 

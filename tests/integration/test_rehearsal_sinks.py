@@ -73,6 +73,27 @@ def test_what_would_end_the_transaction_by_itself_stays_inside_of_it(engine: sa.
         session.rollback()
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("by_driver", [False, True])
+def test_an_effect_that_the_handler_itself_has_committed_is_told(engine: sa.Engine, sink: SqlSink, by_driver: bool, goes_on: bool) -> None:
+    """Neither SQLAlchemy nor the sink sees that, and the rehearsal said that it was taken, and nothing came of it."""
+    mark = Trial("T", "a", 1)
+    with pytest.raises(SinkMisused, match="may be STORED, although this is a rehearsal"), sink.transaction(mark) as session:
+        add(mark, session)
+        if by_driver:
+            session.connection().connection.commit()
+        else:
+            session.execute(sa.text("COMMIT"))
+        if goes_on:
+            add(mark, session)
+    assert accounts(engine) == {"T": 1}
+    with sink.transaction(mark) as session:
+        with session.begin_nested():
+            add(mark, session)
+        session.commit()
+    assert accounts(engine) == {"T": 1}
+
+
 def test_where_nothing_could_be_rolled_back_nothing_runs(engine: sa.Engine) -> None:
     for made, told in ((SqlSink(engine, "x"), "create_tables"), (SqlSink(engine.execution_options(isolation_level="AUTOCOMMIT")), "AUTOCOMMIT")):
         with pytest.raises(SinkMisused, match=told), made.transaction(Trial("T", "a", 1)):
