@@ -7,11 +7,12 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 
@@ -24,6 +25,17 @@ def call_in_children(method: Callable[[], None]) -> None:
             found()
 
     os.register_at_fork(after_in_child=in_child)
+
+
+@contextlib.contextmanager
+def ends_in_children() -> Iterator[None]:
+    """A block that runs what is not ours, in the middle of something that only this process may go on with."""
+    here = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != here:
+            leave()
 
 
 def leave(*_: Any) -> NoReturn:

@@ -23,7 +23,7 @@ import orjson
 from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, HandlerUnusable, RetryLater, readable
-from common.forked import leave
+from common.forked import ends_in_children
 from common.log import configure, in_hand
 from common.printable import told
 from common.rehearsal import DONE, GAVE_UP, LATER, RAISED, Ended, Piece
@@ -78,13 +78,10 @@ class Slot(Service):
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         raised: BaseException | None = None
-        returned, here = None, os.getpid()
+        returned = None
         try:
-            try:
+            with ends_in_children():  # they are not to answer, nor to take the next order
                 returned = self._called(message)
-            finally:
-                if os.getpid() != here:  # a child that the handler has forked: it is not to answer, nor to take the next order
-                    leave()
         except BaseException as problem:  # also a sys.exit(): in a consumer it ends no thread either
             raised = _without_us(problem)
         seconds = time.monotonic() - began_s
