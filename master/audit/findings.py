@@ -229,7 +229,7 @@ CHECKS: dict[str, Check] = {
             "While a message of a ticket is pending, no later one of the ticket is done.",
             "A later message of the ticket was done before this one, which is still to come: when it runs, it is out of order.",
             (_PENDING, _RUNS),
-            "Was the group set forward by hand (XGROUP SETID)? Then this is its trace. If not, please report it.",
+            "Was the group set forward over it by hand, and back (XGROUP SETID)? Then this is its trace. If not, please report it.",
         ),
         Check(
             "fence_shared",
