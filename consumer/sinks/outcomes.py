@@ -8,7 +8,10 @@ from common.errors import OwnershipLost, RetryLater, UsherError
 
 
 class Marked(Protocol):
-    """What a sink needs of a message; a consumer's message has it, and so has what ``consumer.sinks.http.received`` returns."""
+    """What a sink needs of a message; a consumer's message has it, and so has what ``consumer.sinks.http.received`` returns.
+
+    What a handler makes for itself needs ``is_rehearsal`` of the message too: without it `usher rehearse` stores.
+    """
 
     @property
     def ticket_id(self) -> str: ...

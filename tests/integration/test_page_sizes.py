@@ -151,3 +151,13 @@ def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: Wo
     assert stuck[:3] == ["INC-0", "INC-1", "INC-2"]
     assert len(stuck) == 50
     assert ">50+<" in site.get("/").text, "there are more than are shown"
+
+
+def test_tickets_that_may_be_missing_behind_what_is_parked_are_told(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = world.elect()
+    world.parked(leader, b"much")
+    world.parked(leader, b"hidden")
+    assert "More is parked" not in site.get("/tickets").text
+    monkeypatch.setattr("master.ticket_states.LOOKED_AT", 1)
+    assert "More is parked" in site.get("/tickets").text
+    assert "More is parked" not in site.get("/tickets?cursor=5").text
