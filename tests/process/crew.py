@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from common.commands.leader import is_well, living_consumers
+from common.commands.leader import ask, is_well, living_consumers
 from common.commands.local import quiet_port
 from common.demo.records import Execution, RecordReader
 from common.errors import NotNow, ReplyUnknown
@@ -73,13 +73,14 @@ class Crew:
     # ---- programs ------------------------------------------------------------------------------------------------------------
 
     def start(self, masters: int, consumers: Iterable[str], handler: str = "common.demo.handlers:record", **environ: str) -> None:
-        """Start all and wait until every consumer is registered."""
+        """Start all and wait until every consumer is registered, and every master listens, also one that the consumers did not need."""
         for _ in range(masters):
             self.start_master()
         names = list(consumers)
         for name in names:
             self.start_consumer(name, handler, **environ)
         self.until(lambda: living_consumers(self.masters) >= set(names), 30, "consumers are registered")
+        self.until(lambda: all(ask(f"{url}/api/health/live").status == 200 for url in self.masters), 30, "masters listen")
 
     def start_master(self) -> None:
         port = quiet_port(1, random.Random())

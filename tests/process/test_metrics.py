@@ -209,13 +209,15 @@ def test_who_drained_has_left_and_who_was_killed_is_lost_although_it_is_back_at_
 
 
 def test_a_consumer_counts_what_no_master_could_be_told_and_logs_it_seldom(folder: Path, link: Link) -> None:
-    (folder / "shop.py").write_text("import time\ndef handle(message):\n    time.sleep(2 + int(message.fields['n']) / 10)\n")
+    waits = "    while not os.path.exists('go'):\n        time.sleep(0.02)\n    time.sleep(int(message.fields['n']) / 10)\n"
+    (folder / "shop.py").write_text(f"import os, time\ndef handle(message):\n{waits}")
     with Crew(folder, link.url) as crew:
         crew.start(1, ["c1"], "shop:handle")
         link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"T{n}", "n", n) for n in range(_AT_ONCE)])
         url = crew.events("listening", "c1")[0]["url"]
         crew.until(lambda: Pages.samples(url)["usher_running_handlers"] == _AT_ONCE, 10, "all run")
         crew.kill_both("master-1")
+        (folder / "go").touch()
         crew.until(lambda: Pages.samples(url)["usher_unreported_messages_total"] == _AT_ONCE, 20, "they are done, and nobody heard of it")
         assert Pages.samples(url)["usher_acknowledged_messages_total"] == _AT_ONCE
         assert len(crew.events("report_dropped", "c1")) == 1
