@@ -7,12 +7,11 @@ runs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 
@@ -27,14 +26,16 @@ def call_in_children(method: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=in_child)
 
 
-@contextlib.contextmanager
-def ends_in_children() -> Iterator[None]:
-    """A block that runs what is not ours, in the middle of something that only this process may go on with."""
-    here = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != here:
+class EndsInChildren:
+    """``with EndsInChildren():`` around what is not ours, in the middle of something that only this process may go on with."""
+
+    __slots__ = ("_here",)
+
+    def __enter__(self) -> None:
+        self._here = os.getpid()
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._here:
             leave()
 
 

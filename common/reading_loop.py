@@ -32,7 +32,7 @@ from typing import Any
 from common.backoff import backoff_s
 from common.clock import now_s
 from common.errors import GiveUp, RedisTrouble, RetryLater, readable
-from common.forked import leave
+from common.forked import EndsInChildren
 from common.health import Health, judge
 from common.log import event
 from common.printable import told
@@ -83,7 +83,8 @@ class StreamRunner(Service):
             return 0.0
         began_s = now_s()
         try:
-            self._call(message)
+            with EndsInChildren():
+                _check_ran(self._handle(message))
         except BaseException as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
             self._failed(message, readable(problem))
         else:
@@ -91,14 +92,6 @@ class StreamRunner(Service):
             self._writer.done(message)  # first: when nothing runs any more, all that ended must be seen to be written
             board.ended(message)
         return 0.0
-
-    def _call(self, message: StreamMessage) -> None:
-        here = os.getpid()
-        try:
-            _check_ran(self._handle(message))
-        finally:
-            if os.getpid() != here:
-                leave()
 
     def _noted(self, message: StreamMessage) -> bool:
         """Write a suspect's start down before it happens. False when it must not happen now."""

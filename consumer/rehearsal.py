@@ -23,7 +23,7 @@ import orjson
 from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, HandlerUnusable, RetryLater, readable
-from common.forked import ends_in_children
+from common.forked import EndsInChildren
 from common.log import configure, in_hand
 from common.printable import told
 from common.rehearsal import DONE, GAVE_UP, LATER, RAISED, Ended, Piece
@@ -80,7 +80,7 @@ class Slot(Service):
         raised: BaseException | None = None
         returned = None
         try:
-            with ends_in_children():  # they are not to answer, nor to take the next order
+            with EndsInChildren():  # they are not to answer, nor to take the next order
                 returned = self._called(message)
         except BaseException as problem:  # also a sys.exit(): in a consumer it ends no thread either
             raised = _without_us(problem)

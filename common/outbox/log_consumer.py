@@ -44,7 +44,7 @@ import orjson
 
 from common.backoff import backoff_s
 from common.errors import RedisTrouble, SqlTrouble
-from common.forked import ends_in_children
+from common.forked import EndsInChildren
 from common.log import event
 from common.message import UID_FIELD, as_mapping, first_value
 from common.outbox.database import OutboxMisused, check_dialect, check_schema, check_transactional, open_engine, sa, sql_trouble
@@ -233,7 +233,7 @@ class LogConsumer:
         fresh = self._fresh(sql, at, [_record(entry) for entry in entries])
         if fresh:
             state = self._load(sql)
-            with ends_in_children():  # they would commit, or roll back, on our connection
+            with EndsInChildren():  # they would commit, or roll back, on our connection
                 handle(fresh, state, sql)
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from common.errors import RedisTrouble
-from common.forked import ends_in_children
+from common.forked import EndsInChildren
 from common.log import event
 from common.redis_client import Arg, CommandRefused
 from common.router.book import Book, Check, Read, Stream
@@ -199,7 +199,7 @@ class Desk:
             if callback is None or subscription.end is not None:
                 continue
             try:
-                with ends_in_children():  # they would read on our connection
+                with EndsInChildren():  # they would read on our connection
                     callback(subscription, entries)
             except Exception as problem:
                 event(log, "callback_failed", level=logging.ERROR, stream=subscription.key.decode(errors="replace"), exc_info=True)

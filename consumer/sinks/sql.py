@@ -64,7 +64,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from common.forked import ends_in_children
+from common.forked import EndsInChildren
 from common.log import event
 from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
 from consumer.sinks.tables import SinkTables, sa
@@ -158,11 +158,11 @@ class SqlSink:
             if rehearses:
                 self._tables.mark_rehearsal(connection)
             if not is_new:
-                with ends_in_children():
+                with EndsInChildren():
                     yield None  # and the fence is kept
             else:
                 with session_in(connection) as session:
-                    with ends_in_children():  # they would commit, or roll back, on our connection
+                    with EndsInChildren():  # they would commit, or roll back, on our connection
                         yield session
                     session.commit()  # writes what is still in memory; the transaction is not the session's
                 if not transaction.is_active:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from common.forked import ends_in_children
+from common.forked import EndsInChildren
 from common.log import event
 from consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
 from consumer.sinks.sql import ENDED_INSIDE, ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, plain_errors
@@ -80,11 +80,11 @@ class AsyncSqlSink:
                 if rehearses:
                     await connection.run_sync(self._tables.mark_rehearsal)
                 if not is_new:
-                    with ends_in_children():
+                    with EndsInChildren():
                         yield None
                 else:
                     async with AsyncSession(bind=connection, join_transaction_mode="rollback_only") as session:
-                        with ends_in_children():  # they would commit, or roll back, on our connection
+                        with EndsInChildren():  # they would commit, or roll back, on our connection
                             yield session
                         await session.commit()
                     if not transaction.is_active:
