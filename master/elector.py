@@ -20,6 +20,7 @@ from common.log import event
 from common.redis_client import CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.service import Service
+from master.settings import LONGEST_LEASE_S
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,8 @@ log = logging.getLogger(__name__)
 _STANDBY_LOOK_S = 0.5
 #: An election sooner than this after the last one is one in a row, and waits.
 _CALM_S = 5.0
-#: No lease is longer (master/settings.py). What seems to last longer is of a clock of Redis that was set back since, and its holder may be dead: one
-#: that lives extends it soon, and finds that it was succeeded. How often a standby looks at that.
-LONGEST_LEASE_S = 600
+#: How often a standby looks whether the lease lasts longer than any may: then it is of a clock of Redis that was set back since, and its holder may
+#: be dead. One that lives extends it soon, and finds that it was succeeded.
 _LEFT_EVERY_S = 5.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from common.settings import Address, CommonSettings
 
+#: Longest life of a lead, in seconds. What lasts longer in Redis is of a clock that was set back (elector, lua/share.lua).
+LONGEST_LEASE_S = 600
 
 class MasterSettings(CommonSettings):
     """Everything that can be set on a master."""
@@ -17,7 +19,9 @@ class MasterSettings(CommonSettings):
 
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
     advertise_url: str = Field("", description="URL under which consumers reach this master. Empty: made from USHER_BIND.")
-    leader_lease_seconds: float = Field(5.0, ge=0.5, le=600, description="Life of the leader lease: so long after a leader died a standby leads.")
+    leader_lease_seconds: float = Field(
+        5.0, ge=0.5, le=LONGEST_LEASE_S, description="Life of the leader lease: so long after a leader died a standby leads."
+    )
     batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
     ticket_window: int = Field(512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more are parked.")
     parked_limit: int = Field(2_000_000, ge=1, description="Most entries parked in all; at this many the master stops reading.")
@@ -72,6 +76,8 @@ class StreamerSettings(CommonSettings):
     outbox_poll_seconds: float = Field(
         0.5, ge=0.005, le=60, description="Longest wait between two looks at an outbox that was empty; at most a quarter of the lease."
     )
-    outbox_lease_seconds: float = Field(5.0, ge=0.5, le=600, description="Life of the streamers' lease: so long after one died another one streams.")
+    outbox_lease_seconds: float = Field(
+        5.0, ge=0.5, le=LONGEST_LEASE_S, description="Life of the streamers' lease: so long after one died another one streams."
+    )
     outbox_wait_replicas: int = Field(0, ge=0, le=16, description="Rows are kept until so many replicas have their entries (WAIT).")
     outbox_wait_aof: bool = Field(False, description="Rows are kept until Redis has their entries on disk (WAITAOF, Redis 7.2 or later).")

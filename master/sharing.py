@@ -16,6 +16,7 @@ from common.redis_client import Link
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.sources import SHARDS
+from master.settings import LONGEST_LEASE_S
 
 log = logging.getLogger(__name__)
 
@@ -64,5 +65,5 @@ class Sharer(Service):
             self._link.close()
 
     def _share(self, lease_ms: int) -> tuple[bool, frozenset[int]]:
-        is_due, *shards = self._scripts.run("share", (self._keys.shares,), (self._holder, lease_ms, SHARDS, self._says()))
+        is_due, *shards = self._scripts.run("share", (self._keys.shares,), (self._holder, lease_ms, SHARDS, self._says(), 1000 * LONGEST_LEASE_S))
         return bool(is_due), frozenset(map(int, shards))

@@ -27,7 +27,7 @@ class Gathered:
         self.share()
 
     def share(self, holder: str = HOLDER, lease_ms: int = 60_000) -> set[int]:
-        _, *shards = self.scripts.run("share", (self.keys.shares,), (holder, lease_ms, SHARDS, "{}"))
+        _, *shards = self.scripts.run("share", (self.keys.shares,), (holder, lease_ms, SHARDS, "{}", 600_000))
         return set(map(int, shards))
 
     def send(self, source: str, *ids: str, ticket: str = "42") -> list[bytes]:

@@ -300,7 +300,7 @@ def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody
     scripts = ScriptRunner(link)
     for holder, setting in (("m1", "orders,text,t:*"), ("m2", "orders")):
         says = orjson.dumps({"url": holder, "setting": setting, "sources": 2, "mode": "x", "moved": 0, "troubles": [["t:1", "before", ""]]})
-        scripts.run("share", (keys.shares,), (holder, 60_000, SHARDS, says))
+        scripts.run("share", (keys.shares,), (holder, 60_000, SHARDS, says, 600_000))
     found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
     assert found["sources"].severity is Severity.BAD and "USHER_TICKET_STREAM" in found["sources"].do
     assert "until nothing is pending" in found["source before"].do

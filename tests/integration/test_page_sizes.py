@@ -75,7 +75,7 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(g
     names = [f"shop:{number:03d}" for number in range(300)]
     link, keys = world.link, world.keys
     says = {"url": "http://m1", "setting": "shop:*,listed", "sources": 300, "mode": "x", "moved": 0, "troubles": [["shop:far", "before", "why"]]}
-    world.scripts.run("share", (keys.shares,), ("m1", 60_000, SHARDS, orjson.dumps(says)))
+    world.scripts.run("share", (keys.shares,), ("m1", 60_000, SHARDS, orjson.dumps(says), 600_000))
     link.pipeline([("XADD", name, "*", "ticket_id", "42") for name in names for _ in range(2)])
     for at in range(0, len(names), 100):
         some = [name.encode() for name in names[at : at + 100]]
