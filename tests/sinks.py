@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from consumer.sinks.sql import SqlSink
+from consumer.sinks.sql_async import AsyncSqlSink
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,20 @@ def add(mark: Mark, session: Session) -> None:
         sa.text("INSERT INTO accounts VALUES (:id, :n) ON CONFLICT (id) DO UPDATE SET total = accounts.total + excluded.total"),
         {"id": mark.ticket_id, "n": mark.n},
     )
+
+
+@contextlib.asynccontextmanager
+async def async_sink(url: str) -> AsyncIterator[AsyncSqlSink]:
+    """A sink on an asynchronous engine, with its tables and the accounts."""
+    engine = create_async_engine(url)
+    made = AsyncSqlSink(engine)
+    await made.create_tables()
+    async with engine.begin() as connection:
+        await connection.execute(sa.text("CREATE TABLE accounts (id TEXT PRIMARY KEY, total BIGINT NOT NULL)"))
+    try:
+        yield made
+    finally:
+        await engine.dispose()
 
 
 def accounts(engine: sa.Engine) -> dict[str, int]:

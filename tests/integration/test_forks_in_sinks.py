@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from common.outbox.log_consumer import LogConsumer, Record
 from common.redis_client import Link
 from consumer.sinks.sql import SqlSink
-from consumer.sinks.sql_async import AsyncSqlSink
 from tests.outboxes import Outbox
-from tests.sinks import Mark, accounts, add
+from tests.sinks import Mark, accounts, add, async_sink
 
 _LEAKED = 99
 
@@ -75,23 +74,18 @@ def test_of_a_sink(engine: sa.Engine, sink: SqlSink, end: Callable[[], None]) ->
 @_ENDS
 def test_of_an_asynchronous_sink(postgres_url: str, end: Callable[[], None]) -> None:
     async def story() -> int:
-        engine = create_async_engine(postgres_url)
-        sink = AsyncSqlSink(engine)
-        await sink.create_tables()
-        async with engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE accounts (id TEXT PRIMARY KEY)"))
+        async with async_sink(postgres_url) as sink:
 
-        @sink.exactly_once
-        async def handle(mark: Mark, session: AsyncSession) -> None:
-            await session.execute(sa.text("INSERT INTO accounts VALUES ('1')"))
-            if not _forked(end):
-                await session.execute(sa.text("INSERT INTO accounts VALUES ('2')"))
+            @sink.exactly_once
+            async def handle(mark: Mark, session: AsyncSession) -> None:
+                await session.execute(sa.text("INSERT INTO accounts VALUES ('1', 1)"))
+                if not _forked(end):
+                    await session.execute(sa.text("INSERT INTO accounts VALUES ('2', 1)"))
 
-        await handle(Mark("T", "a", 1))
-        async with engine.connect() as connection:
-            count = await connection.scalar(sa.text("SELECT count(*) FROM accounts"))
-        await engine.dispose()
-        return int(count or 0)
+            await handle(Mark("T", "a", 1))
+            async with sink.engine.connect() as connection:
+                count = await connection.scalar(sa.text("SELECT count(*) FROM accounts"))
+            return int(count or 0)
 
     counts: list[int] = []
     _kept_here(lambda: counts.append(asyncio.run(story())))

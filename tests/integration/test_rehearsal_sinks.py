@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from common.redis_client import Link
@@ -17,8 +17,7 @@ from consumer.sinks.http import headers, received
 from consumer.sinks.outcomes import SinkMisused
 from consumer.sinks.redis_guard import Outcome, RedisGuard
 from consumer.sinks.sql import SqlSink
-from consumer.sinks.sql_async import AsyncSqlSink
-from tests.sinks import Mark, accounts, add, rows
+from tests.sinks import Mark, accounts, add, async_sink, rows
 
 
 @dataclass(frozen=True)
@@ -103,23 +102,18 @@ def test_where_nothing_could_be_rolled_back_nothing_runs(engine: sa.Engine) -> N
 
 def test_the_async_sink_rolls_back_too(postgres_url: str) -> None:
     async def story() -> list[int]:
-        async_engine = create_async_engine(postgres_url)
-        made = AsyncSqlSink(async_engine)
-        await made.create_tables()
-        async with async_engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE accounts (id TEXT PRIMARY KEY, total BIGINT NOT NULL)"))
+        async with async_sink(postgres_url) as made:
 
-        @made.exactly_once
-        async def handle(mark: Mark, session: AsyncSession) -> None:
-            await session.execute(sa.text("INSERT INTO accounts VALUES (:id, 1)"), {"id": mark.ticket_id})
+            @made.exactly_once
+            async def handle(mark: Mark, session: AsyncSession) -> None:
+                await session.execute(sa.text("INSERT INTO accounts VALUES (:id, 1)"), {"id": mark.ticket_id})
 
-        counts = []
-        for mark in (Trial("T", "a", 9), Mark("T", "a", 1)):
-            await handle(mark)
-            async with async_engine.connect() as connection:
-                counts.append(await connection.scalar(sa.text("SELECT (SELECT count(*) FROM accounts) + (SELECT count(*) FROM usher_uids)")) or 0)
-        await async_engine.dispose()
-        return counts
+            counts = []
+            for mark in (Trial("T", "a", 9), Mark("T", "a", 1)):
+                await handle(mark)
+                async with made.engine.connect() as connection:
+                    counts.append(await connection.scalar(sa.text("SELECT (SELECT count(*) FROM accounts) + (SELECT count(*) FROM usher_uids)")) or 0)
+            return counts
 
     assert asyncio.run(story()) == [0, 2]
 

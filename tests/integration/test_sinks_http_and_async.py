@@ -10,13 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import requests
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from consumer.sinks.http import Received, headers, received, refuse_by_status
 from consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
 from consumer.sinks.sql import SqlSink
-from consumer.sinks.sql_async import AsyncSqlSink
-from tests.sinks import Mark, accounts
+from tests.sinks import Mark, accounts, async_sink
 
 
 @pytest.fixture
@@ -98,30 +97,24 @@ def test_answers_become_what_a_handler_should_raise() -> None:
 
 def test_an_async_handler_stores_its_effect_once_too(postgres_url: str) -> None:
     async def story() -> list[tuple[str, int]]:
-        async_engine = create_async_engine(postgres_url)
-        made = AsyncSqlSink(async_engine)
-        await made.create_tables()
-        async with async_engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE accounts (id TEXT PRIMARY KEY, total BIGINT NOT NULL)"))
+        async with async_sink(postgres_url) as made:
 
-        @made.exactly_once
-        async def handle(mark: Mark, session: AsyncSession) -> None:
-            await session.execute(
-                sa.text("INSERT INTO accounts VALUES (:id, 1) ON CONFLICT (id) DO UPDATE SET total = accounts.total + 1"), {"id": mark.ticket_id}
-            )
-            if mark.n < 0:
-                raise ZeroDivisionError
+            @made.exactly_once
+            async def handle(mark: Mark, session: AsyncSession) -> None:
+                await session.execute(
+                    sa.text("INSERT INTO accounts VALUES (:id, 1) ON CONFLICT (id) DO UPDATE SET total = accounts.total + 1"), {"id": mark.ticket_id}
+                )
+                if mark.n < 0:
+                    raise ZeroDivisionError
 
-        await asyncio.gather(*(handle(Mark(f"T{number % 3}", f"u{number % 6}", 5)) for number in range(18)))
-        with pytest.raises(StaleFence):
-            await handle(Mark("T0", "new", 4))
-        with pytest.raises(ZeroDivisionError):
-            await handle(Mark("T0", "undone", 5, -1))
-        with pytest.raises(SinkMisused, match="SqlSink"):
-            made.exactly_once(lambda mark, session: None)  # type: ignore[arg-type, return-value]
-        async with async_engine.connect() as connection:
-            found = [(row.id, row.total) for row in await connection.execute(sa.text("SELECT id, total FROM accounts ORDER BY id"))]
-        await async_engine.dispose()
-        return found
+            await asyncio.gather(*(handle(Mark(f"T{number % 3}", f"u{number % 6}", 5)) for number in range(18)))
+            with pytest.raises(StaleFence):
+                await handle(Mark("T0", "new", 4))
+            with pytest.raises(ZeroDivisionError):
+                await handle(Mark("T0", "undone", 5, -1))
+            with pytest.raises(SinkMisused, match="SqlSink"):
+                made.exactly_once(lambda mark, session: None)  # type: ignore[arg-type, return-value]
+            async with made.engine.connect() as connection:
+                return [(row.id, row.total) for row in await connection.execute(sa.text("SELECT id, total FROM accounts ORDER BY id"))]
 
     assert asyncio.run(story()) == [("T0", 2), ("T1", 2), ("T2", 2)]
