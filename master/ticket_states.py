@@ -1,7 +1,7 @@
 """What tickets of a page are doing, in the words of explain (master/policy/explain.py) as far as one look at Redis for the whole page tells it.
 
 What only the owner of a ticket knows, whether its handler runs at this moment, is not asked: such a ticket is ``processing``, or ``retrying`` when
-its first message has failed before.
+its first message has been tried before, and failed or asked to be called later.
 """
 
 from __future__ import annotations
