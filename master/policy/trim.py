@@ -8,6 +8,7 @@ forgotten.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -121,22 +122,22 @@ def _lost(facts: StreamFacts, span: Span, archived_only: bool) -> list[str]:
     there = {group.name for group in facts.groups}
     problems = [
         f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master), which make it again, and "
-        f"look for `group_lost`, or `usher trim --forget-group {one.group}` if it is no more"
+        f"look for `group_lost`, or `usher trim --forget-group {shlex.quote(one.group)}` if it is no more"
         for one in facts.saved
         if one.group not in there
     ]
     for one in facts.checkpoints:
         if one.last_id is None:
-            problems.append(f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or `usher trim --forget {one.name}`")
+            problems.append(f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or `usher trim --forget {shlex.quote(one.name)}`")
         elif rank(one.last_id) > rank(span.last_generated):
             problems.append(
                 f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id {span.last_generated.decode()}: the stream was lost "
-                f"or made anew; reset this log consumer, or `usher trim --forget {one.name}` if it is no more"
+                f"or made anew; reset this log consumer, or `usher trim --forget {shlex.quote(one.name)}` if it is no more"
             )
         elif one.last_id != ZERO and span.first is not None and rank(one.last_id) + 1 < rank(span.first):  # just below it: all is there
             problems.append(
                 f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}: somebody else has cut what it had "
-                f"not read; reset this log consumer, or `usher trim --forget {one.name}` if it is no more"
+                f"not read; reset this log consumer, or `usher trim --forget {shlex.quote(one.name)}` if it is no more"
             )
     if archived_only and facts.archived is not None and rank(facts.archived) > rank(span.last_generated):
         last = span.last_generated.decode()

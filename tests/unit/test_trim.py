@@ -90,6 +90,7 @@ def test_what_is_young_is_kept() -> None:
         ({"checkpoints": [_checkpoint(b"9-0")]}, "below the first entry"),
         ({"checkpoints": [_checkpoint(None)]}, "cannot be read"),
         ({"saved": [SavedPosition("h", b"50-0")]}, "group h is gone"),
+        ({"saved": [SavedPosition("a b", b"50-0")]}, "`usher trim --forget-group 'a b'`"),
         ({"archived": b"101-0"}, "`usher trim --forget-archive`"),
     ],
 )
