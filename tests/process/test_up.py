@@ -23,7 +23,7 @@ from common.commands.supervision import CONFIGURATION, environment
 from common.embedded import EmbeddedRedis, find_redis_server
 from common.errors import StartRefused
 from common.redis_client import Link
-from tests.process.machine import USHER, UsherUp, environ_for, kill_all_of, processes_of, until
+from tests.process.machine import REDIS, USHER, UsherUp, environ_for, kill_all_of, processes_of, redis_cli, until, words_of
 
 pytestmark = pytest.mark.process
 
@@ -42,9 +42,9 @@ def test_from_start_to_ctrl_c(folder: Path) -> None:
         password = (up.state / "redis" / "password").read_text().strip()
         assert password not in up.output
 
-        # Any client in any language: here the redis-cli that lies beside the redis-server.
+        # Any client in any language.
         port = told["redis_url"].rpartition(":")[2].partition("/")[0]
-        client = [find_redis_server().with_name("redis-cli"), "-p", port, "XADD", "ticket_stream", "*", "ticket_id", "42", "text", "hello"]
+        client = [redis_cli(), "-p", port, "XADD", "ticket_stream", "*", "ticket_id", "42", "text", "hello"]
         done = subprocess.run(client, env={"REDISCLI_AUTH": password}, capture_output=True, text=True, check=True, timeout=10)
         until(lambda: shown(up, f"id={done.stdout.strip()}"), 10, "the message is handled and shown")
         assert up.run("send", "--ticket", "43", "text=from usher send").returncode == 0
@@ -80,7 +80,7 @@ def test_a_killed_consumer_comes_back_and_its_ticket_goes_on(folder: Path) -> No
     with UsherUp(folder, "--consumers", "1", USHER_LEASE_SECONDS="2") as up:
         (before,) = up.consumers()
         for process in processes_of(folder):
-            if "consumer" in process.cmdline():
+            if "consumer" in words_of(process):
                 process.kill()
         assert up.run("send", "--ticket", "42", "text=later").returncode == 0
         until(lambda: shown(up, "ticket=42"), 40, "the message is handled by the next incarnation")
@@ -99,7 +99,7 @@ def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(f
         (folder / "mine.py").write_text("def handle(message):\n")
         for process in processes_of(folder):
             with contextlib.suppress(psutil.NoSuchProcess):  # a worker may end with its arbiter
-                if "consumer" in process.cmdline():
+                if "consumer" in words_of(process):
                     process.kill()
         until(lambda: up.run("status").returncode == 1, 30, "one of them is lost")
         until(lambda: not [row for row in up.consumers() if row["state"] != "lost"], 30, "both are lost")
@@ -115,7 +115,7 @@ def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(f
 def test_a_killed_redis_comes_back(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1", USHER_LEASE_SECONDS="2") as up:
         for process in processes_of(folder):
-            if process.name() == "redis-server":
+            if process.name() in REDIS:
                 process.kill()
         until(lambda: "exited: redis" in up.output, 10, "it is told")
         until(lambda: up.run("send", "--ticket", "42", "text=after").returncode == 0, 20, "Redis is back")
@@ -126,7 +126,7 @@ def test_a_killed_redis_comes_back(folder: Path) -> None:
 def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as up:
         for process in processes_of(folder):
-            if "supervisord" in process.cmdline():
+            if "supervisord" in words_of(process):
                 process.kill()
         assert up.process.wait(60) == 1
         assert "supervisord has ended unexpectedly" in up.output
@@ -165,7 +165,7 @@ def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, whe
             assert up.stdout is not None
             assert any(line.startswith(when) for line in up.stdout), "it comes so far"
             if "checking" in when:
-                until(lambda: any("preflight" in process.cmdline() for process in processes_of(folder)), 10, "the check runs")
+                until(lambda: any("preflight" in words_of(process) for process in processes_of(folder)), 10, "the check runs")
             os.killpg(up.pid, number)
             output = up.stdout.read()
             assert up.wait(60) == code, output
