@@ -39,6 +39,8 @@ class MasterMetrics:
     def __call__(self) -> Iterable[Metric]:
         yield gauge("leader", "1 on the master that leads.", self.dispatcher.leads)
         yield counter("leases_revoked", "Leases taken from consumers whose health URL was silent.", self.health.revoked)
+        text = "Live consumers whose health URLs do not answer the leader, where most do not: a consumer that hangs is not noticed."
+        yield gauge("consumers_silent", text, self.health.silent)
         yield from _counted(self.dispatcher.counts)
         yield from service_metrics(self.services)
         try:

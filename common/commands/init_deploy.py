@@ -28,6 +28,8 @@ _NOT_SHARED = frozenset(
     PREFIX + name for name in ("BIND", "ADVERTISE_URL", "CONSUMER_NAME", "HEALTH_URL", "CONSUMERS", "MASTERS", "PORT", "REDIS_PORT", "STATE_DIR")
 )
 _TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN")
+#: Files, which programs look for from other folders than this one.
+_FILES = ("USHER_TLS_CERT", "USHER_TLS_KEY", "USHER_TLS_CA", "USHER_TOKENS_FILE")
 #: A socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
 #: Characters that mean something to a shell, systemd or supervisord.
@@ -97,6 +99,7 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
     shared |= _tokens(chosen, environ)
     shared["PYTHONPATH"] = _python_path(environ)
     _check_health_hosts(chosen, address, shared)
+    shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
     shared = {name: value for name, value in shared.items() if value}
     drain_seconds = _check_programs(shared)
     _check_quotes(shared)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.process.machine import ROOT, USHER, environ_for
+from tests.tls_front import Papers
 
 pytestmark = pytest.mark.process
 
@@ -121,3 +122,11 @@ def test_the_runbook_finds_the_command_also_where_consumers_run_in_a_project(fol
     assert (done.returncode, done.stderr) == (0, "")
     conf = (folder / "srv" / "supervisord.conf").read_text()
     assert (conf.count("[program:consumer-"), conf.count(f"\ndirectory = {project}\n")) == (3, 3)
+
+
+def test_files_are_named_so_that_programs_find_them_from_their_own_folders(folder: Path, project: Path) -> None:
+    """Masters and consumers run elsewhere: none of them started."""
+    papers = Papers(project)
+    tls = {name: str(path.relative_to(project)) for name, path in (("USHER_TLS_CERT", papers.cert), ("USHER_TLS_KEY", papers.key))}
+    made = written(folder, "shop:handle", project, **tls)
+    assert (made.settings["USHER_TLS_CERT"], made.settings["USHER_TLS_KEY"]) == (str(papers.cert), str(papers.key))
