@@ -17,6 +17,14 @@ from common.timings import Timings
 
 Source = Callable[[], Iterable[Metric]]
 
+#: Why messages become dead letters, and what Redis says when it is full. All of it is told from the start, with 0: of a series that begins with 1
+#: Prometheus' ``increase`` is 0, and the first dead letter of a program would wake nobody.
+DEAD_LETTER_REASONS = (
+    *("attempts_exhausted", "gave_up", "body_gone", "rule", "too_large"),
+    *("no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"),
+)
+_FULL = ("oom", "misconf")
+
 
 class Metrics:
     """All metrics of this process, in a registry of their own."""
@@ -24,8 +32,10 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        #: By ``reason``: gave_up, attempts_exhausted, too_large, no_ticket_id and the like, a fixed set of words.
+        #: By ``reason``: one of DEAD_LETTER_REASONS.
         self.dead_letters = Counter("usher_dead_letters", "Messages that this process has made dead letters of.", ["reason"], registry=self._registry)
+        for reason in DEAD_LETTER_REASONS:
+            self.dead_letters.labels(reason)
         self.add(_redis_errors)
 
     def add(self, source: Source) -> None:
@@ -95,4 +105,4 @@ def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:
 
 def _redis_errors() -> Iterable[Metric]:
     text = "Answers and connections of Redis that were errors. class: Redis' first word, connect, reply_unknown, nogroup, refused."
-    yield counters("redis_errors", text, "class", troubles.seen())
+    yield counters("redis_errors", text, "class", dict.fromkeys(_FULL, 0) | troubles.seen())

@@ -53,12 +53,15 @@ class HealthChecker(Service):
         self._began_s = 0.0
         self.stalls_after_s = max(10.0, 4 * every_s + 60)
         self.revoked = 0
+        #: Consumers that keep their leases although they are silent, since most are.
+        self.silent = 0
 
     def run_once(self) -> float:
         epoch = self._lead.epoch
         if epoch is None:
             self._silences.clear()
             self._unasked.clear()
+            self.silent = 0
             return self._every_s
         if not self._unasked:
             self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
@@ -75,9 +78,9 @@ class HealthChecker(Service):
     def _judge(self, epoch: int) -> None:
         """At the end of a round, when everybody was asked."""
         verdict = judge(self._silences, self._limit)
+        self.silent = sum(count >= self._limit for count in self._silences.values()) if verdict.own_network else 0
         if verdict.own_network:
-            silent = sum(count >= self._limit for count in self._silences.values())
-            event(log, "most_are_silent", level=logging.WARNING, silent=silent, of=len(self._silences))
+            event(log, "most_are_silent", level=logging.WARNING, silent=self.silent, of=len(self._silences))
         steps = LeaderSteps(self._scripts, self._keys, epoch, "")
         try:
             for incarnation in verdict.revoke:

@@ -39,6 +39,8 @@ class MasterMetrics:
     def __call__(self) -> Iterable[Metric]:
         yield gauge("leader", "1 on the master that leads.", self.dispatcher.leads)
         yield counter("leases_revoked", "Leases taken from consumers whose health URL was silent.", self.health.revoked)
+        text = "Live consumers whose health URLs do not answer the leader, where most do not: a consumer that hangs is not noticed."
+        yield gauge("consumers_silent", text, self.health.silent)
         yield from _counted(self.dispatcher.counts)
         yield from service_metrics(self.services)
         try:
@@ -63,12 +65,15 @@ def _counted(counts: LeaderCounts) -> Iterable[Metric]:
 
 
 def _told(vitals: Vitals) -> Iterable[Metric]:
+    yield gauge("redis_refuses_writes", "1 if Redis refuses writes, because memory or disk is full.", vitals.refuses_writes)
     yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
     yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
     yield gauge("lag_messages", "Messages that were not read yet, also in gathered sources; see usher_lag_is_exact.", vitals.lag)
     yield gauge("lag_is_exact", "0 if there are more than usher_lag_messages: before Redis 7.0 it is counted, up to a limit.", vitals.lag_is_exact)
     yield gauge("unfinished_messages", "Lag and pending together: what is not done.", vitals.unfinished)
     yield gauge("oldest_message_age_seconds", "Age of the oldest message that is not done; 0 if there is none.", vitals.oldest_s)
+    text = "The same without what halted tickets, pauses and slowing rules hold back."
+    yield gauge("oldest_unheld_message_age_seconds", text, vitals.oldest_unheld_s)
     pending = {"handed_over": vitals.handed_over, "parked": vitals.parked, "halted": vitals.halted}
     yield gauges("pending_messages", "Read and not acknowledged. halted: behind a dead letter, waiting for an operator.", "state", pending)
     yield gauge("tickets_in_processing", "Tickets that have an owner, or are halted.", vitals.tickets)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.clock import now_s
+from common.doctor.writes import INFO_COMMANDS, write_trouble
 from common.keys import HALTED, MASTER, Keys
 from common.redis_client import Link
 from common.registration import Registration, parse
@@ -22,7 +23,7 @@ from common.streams import group_of, pairs
 from master.delayed_view import waiting_commands, waiting_of
 from master.lag import lag_of
 from master.live_rules import rulebook
-from master.policy.rules import Rulebook
+from master.policy.rules import Action, Rule, Rulebook, Target
 from master.roster import Member, state_of
 
 #: How long an answer is good for.
@@ -46,8 +47,9 @@ class Vitals:
     """Sums of one stream at one moment. ``lag``: entries not yet read by the group, and those that wait in the sources of a work stream; at least
     that many unless ``lag_is_exact``.
 
-    ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``delayed``: messages that wait for their time, and
-    ``late_s``: since when the first of them is due and was not sent. ``consumers``: by name.
+    ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``oldest_unheld_s``: the same without what waits for
+    somebody to act: see ``_unheld``. ``delayed``: messages that wait for their time, and ``late_s``: since when the first of them is due and was not
+    sent. ``consumers``: by name. ``refuses_writes``: Redis does, because memory or disk is full.
     """
 
     entries: int = 0
@@ -64,6 +66,8 @@ class Vitals:
     consumers: dict[str, Load] = field(default_factory=dict)
     delayed: int = 0
     late_s: float = 0.0
+    oldest_unheld_s: float = 0.0
+    refuses_writes: bool = False
 
     @property
     def handed_over(self) -> int:
@@ -117,10 +121,11 @@ class VitalsReader:
         registered = _registered(stored)
         last = group[b"last-delivered-id"] if group else b"0-0"
         leases = [("GET", keys.lease(incarnation)) for incarnation in registered]
-        unread, *states = self._link.pipeline([("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *leases])
-        oldest = [entry[0] for entry in unread] if isinstance(unread, list) else []
-        if summary and summary[0]:
-            oldest.append(summary[1])
+        unread, persistence, memory, *states = self._link.pipeline([("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *INFO_COMMANDS, *leases])
+        new = [entry[0] for entry in unread] if isinstance(unread, list) else []
+        oldest = [*new, summary[1]] if summary and summary[0] else new
+        rules, trouble = rulebook(ruled), write_trouble(persistence, memory)
+        unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
         lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
         waiting, is_exact = lag.entries + sources["lag"], lag.is_exact and sources["lag_is_exact"]
@@ -129,9 +134,21 @@ class VitalsReader:
         late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
         return Vitals(
             *(entries, waiting, is_exact, summary[0] if summary else 0, by_owner.get(MASTER, 0), by_owner.get(HALTED, 0)),
-            *(tickets, tried_before, dead, _age_s(oldest, now_ms), bool(led), _loads(registered, states, rulebook(ruled), by_owner)),
-            *(later.messages, late_s),
+            *(tickets, tried_before, dead, _age_s(oldest, now_ms), bool(led), _loads(registered, states, rules, by_owner)),
+            *(later.messages, late_s, _age_s(unheld, now_ms), trouble is not None and trouble.is_certain),
         )
+
+    def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:
+        """Ids among which is the oldest that neither a halted ticket nor a rule holds back. Of what is parked it is not known here which those are; a
+        parked message of another ticket is behind an older one that is handed over, or there is no room, and what takes it is handed over."""
+        owners = [name for name in by_owner if name not in (MASTER, HALTED)]
+        pages = self._link.pipeline([("XPENDING", self._keys.stream, self._keys.group, "-", "+", 1, name) for name in owners])
+        return ([] if rules.pauses_all else new) + [row[0] for page in pages if isinstance(page, list) for row in page]
+
+
+def _holds(rule: Rule) -> bool:
+    """Whether it keeps tickets waiting."""
+    return rule.target is not Target.CONSUMER and rule.action in (Action.PAUSE, Action.SLOW)
 
 
 def _registered(stored: Any) -> dict[str, Registration]:

@@ -82,6 +82,10 @@ class Host:
         return self.settings["USHER_REDIS_URL"]
 
     @property
+    def scheme(self) -> str:
+        return scheme_of(self.settings)
+
+    @property
     def consumer_stop_seconds(self) -> int:
         return int(self.drain_seconds) + AROUND_DRAIN_S
 
@@ -90,6 +94,8 @@ class Host:
         own = [url for url in self.master_urls if urlsplit(url).hostname == self.address]
         if not own:
             raise StartRefused(f"--masters: none of {', '.join(self.master_urls)} is on --host {self.address}; one must be, to run here")
+        if self.scheme == "https" and any(urlsplit(url).scheme != "https" for url in own):
+            raise StartRefused(f"--masters: with USHER_TLS_CERT the masters on --host {self.address} speak HTTPS only: name them https://")
         return own
 
     def programs(self) -> list[Program]:
@@ -111,7 +117,7 @@ class Host:
             for number in range(1, self.consumers + 1):
                 bind = _bind(self.address, self.health_port + number - 1)
                 name = f"{self.consumer_prefix}-{number}"
-                words = ("consumer", "--consumer-name", name, "--bind", bind, "--health-url", f"http://{bind}/api/health")
+                words = ("consumer", "--consumer-name", name, "--bind", bind, "--health-url", f"{self.scheme}://{bind}/api/health")
                 where = "" if self.project is None else str(self.project)
                 made.append(Program("consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own, where))
         return made
@@ -163,6 +169,7 @@ class Host:
             "consumer_stop_seconds": self.consumer_stop_seconds,
             "drain_seconds": f"{self.drain_seconds:g}",
             "has_redis": "redis" in self.roles,
+            "scheme": self.scheme,
             "host": self.address,
             "redis_port": urlsplit(self.redis_url).port,
             "consumer_folder": self.consumer_folder,
@@ -182,6 +189,11 @@ class Host:
         passwords = {name: unquote(urlsplit(url).password or "") for name, url in urls.items()}
         fed = () if sources is None else (*sources.names, *sources.patterns)
         return acl_file(settings.work_stream, settings.group, fed, passwords)
+
+
+def scheme_of(settings: Mapping[str, str]) -> str:
+    """What masters and consumers with these settings speak."""
+    return "https" if settings.get("USHER_TLS_CERT") else "http"
 
 
 def own_redis_url(user: str, address: str, port: int, password: str) -> str:

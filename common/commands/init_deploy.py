@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import click
 
 from common.acl import USERS
-from common.commands.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, own_redis_url
+from common.commands.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, own_redis_url, scheme_of
 from common.commands.local import EXAMPLE_HANDLER
 from common.commands.preflight import PassesOn, check_programs
 from common.embedded import SERVER_VARIABLE, find_redis_server
@@ -28,6 +28,8 @@ _NOT_SHARED = frozenset(
     PREFIX + name for name in ("BIND", "ADVERTISE_URL", "CONSUMER_NAME", "HEALTH_URL", "CONSUMERS", "MASTERS", "PORT", "REDIS_PORT", "STATE_DIR")
 )
 _TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN")
+#: Files, which programs look for from other folders than this one.
+_FILES = ("USHER_TLS_CERT", "USHER_TLS_KEY", "USHER_TLS_CA", "USHER_TOKENS_FILE")
 #: A socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
 #: Characters that mean something to a shell, systemd or supervisord.
@@ -61,7 +63,7 @@ class _Written(CommonSettings):
 @click.option("--name", help="Consumers are called NAME-1, NAME-2 ... [consumer on loopback, else the host]")
 @click.option("--health-port", type=click.IntRange(1, 65_000), default=8721, show_default=True, help="Port of the first consumer; the others follow.")
 @click.option("--redis-port", type=click.IntRange(1, 65_535), default=6390, show_default=True, help="Port of the Redis on this host.")
-@click.option("--force", is_flag=True, help="Overwrite files that are there. state/ is never touched.")
+@click.option("--force", is_flag=True, help="Overwrite files that are there, with what usher.env says in the environment. state/ is never touched.")
 @options(_Written)
 def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[str, Any], **asked: Any) -> None:
     host = plan(folder.absolute(), roles, asked, os.environ, flags)
@@ -69,6 +71,7 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
     there = [name for name in files if (host.folder / name).exists()]
     if there and not force:
         raise StartRefused(f"{host.folder} has {', '.join(there)} already; choose another folder, or --force to overwrite")
+    _check_secrets(host.folder / "usher.env", os.environ)
     write(host, files)
     runs = ", ".join(program.name for program in host.programs())
     click.echo(f"{host.folder} runs {runs}.\nStart it: {host.folder}/start    More: {host.folder}/README.md")
@@ -90,12 +93,13 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
     shared["USHER_STATE_DIR"] = str(folder / "state")
     shared["USHER_HANDLER"] = asked["handler"]
     chosen = _roles(roles, settings.redis_url, address, asked["redis_port"])
-    urls = _masters(chosen, asked["masters"] or "", address)
+    urls = _masters(chosen, asked["masters"] or "", address, scheme_of(shared))
     shared["USHER_MASTER_URLS"] = ",".join(urls)
     shared["USHER_REDIS_URL"], users = _redis_urls(chosen, settings.redis_url, environ, address, asked["redis_port"])
     shared |= _tokens(chosen, environ)
     shared["PYTHONPATH"] = _python_path(environ)
     _check_health_hosts(chosen, address, shared)
+    shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
     shared = {name: value for name, value in shared.items() if value}
     drain_seconds = _check_programs(shared)
     _check_quotes(shared)
@@ -129,13 +133,13 @@ def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int
     return [role for role in ROLES if role in asked or (_ALL in asked and (role != "redis" or is_ours))]
 
 
-def _masters(roles: list[str], asked: str, address: str) -> list[str]:
+def _masters(roles: list[str], asked: str, address: str, scheme: str) -> list[str]:
     """URLs of all masters of the system."""
     if asked:
         return [url.strip().rstrip("/") for url in asked.split(",")]
     if "consumer" in roles and "master" not in roles:
         raise StartRefused("--masters (or USHER_MASTER_URLS): where are the masters that these consumers work for?")
-    return [f"http://{_in_url(address)}:{port}" for port in (8700, 8701)]
+    return [f"{scheme}://{_in_url(address)}:{port}" for port in (8700, 8701)]
 
 
 def _redis_urls(roles: list[str], redis_url: str, environ: Mapping[str, str], address: str, port: int) -> tuple[str, dict[str, str]]:
@@ -218,7 +222,7 @@ def _tell_of_handler(host: Host) -> bool:
     trouble = _handler_trouble(host.settings, host.consumer_folder)
     if trouble:
         where = f"'The handler' in {host.folder / 'README.md'} says where it is looked for"
-        click.echo(f"usher: no consumer will start: {trouble}\n{where}. Once that is mended: {host.again()}", err=True)
+        click.echo(f"usher: no consumer will start: {trouble}\n{where}. Once that is mended: {_with_settings(host.folder)}; {host.again()}", err=True)
     return not trouble
 
 
@@ -234,6 +238,17 @@ def _handler_trouble(settings: Mapping[str, str], folder: Path) -> str:
 def _plain_environ() -> dict[str, str]:
     """Without what usher.env alone says to the programs."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "PYTHONPATH"}
+
+
+def _check_secrets(there: Path, environ: Mapping[str, str]) -> None:
+    """Raise StartRefused if writing ``there`` anew would put other secrets, and whatever else it says, in the place of those that all hosts have."""
+    if there.is_file() and "USHER_API_TOKEN='" in there.read_text("utf-8") and not environ.get("USHER_API_TOKEN"):
+        do = f"in a shell:  {_with_settings(there.parent)}   (or remove the file, and all secrets are made anew)"
+        raise StartRefused(f"{there} has settings and secrets that are not in the environment, and --force would lose them; {do}")
+
+
+def _with_settings(folder: Path) -> str:
+    return f"set -a; . {folder / 'usher.env'}; set +a"
 
 
 def _check_quotes(shared: Mapping[str, str]) -> None:

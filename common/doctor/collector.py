@@ -148,9 +148,8 @@ def _gathering(link: Link, keys: Keys, sources: Sources, refused: dict[str, str]
 
 
 def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
-    kind = bytes(link.call("TYPE", keys.stream)).decode()
-    if kind not in ("stream", "none"):
-        return StreamFacts(keys.stream, wrong_type=kind)
+    if wrong := _wrong_type(link, keys.stream):
+        return StreamFacts(keys.stream, wrong_type=wrong)
     reader = TicketStream(link, keys)
     span = reader.span()
     log_keys = LogKeys(keys.stream)
@@ -163,7 +162,9 @@ def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
     has_group = True
     try:
         facts = reader.group_facts()
-        lag = facts.get(b"lag", _nothing_above(link, keys, facts[b"last-delivered-id"]))
+        lag = facts.get(b"lag")
+        if lag is None:
+            lag = _nothing_above(link, keys, facts[b"last-delivered-id"])
         names = tuple(NameInGroup(name.decode(errors="replace"), _state(name, states), pending) for name, pending in reader.group_consumers())
         idle_ms = _longest_idle_ms(link, keys, states)
     except GroupMissing:
@@ -181,12 +182,24 @@ def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
         idle_ms=idle_ms,
         highest_number=max((int(number) for number in counters.values() if number.isdigit()), default=0),
         dead_letters=link.call("XLEN", keys.dead),
-        is_log=bool(link.call("EXISTS", log_keys.checkpoints, log_keys.counters)),
+        is_log=any(reply == 1 for reply in link.pipeline([("EXISTS", key) for key in (log_keys.checkpoints, log_keys.counters)])),
     )
 
 
+def _wrong_type(link: Link, stream: str) -> str:
+    """What the key is, if it is no stream. Users with few rights may not ask for its TYPE, and need not."""
+    try:
+        link.call("XLEN", stream)
+        return ""
+    except CommandRefused as refused:
+        if "WRONGTYPE" not in str(refused):
+            raise
+    [kind] = link.pipeline([("TYPE", stream)])
+    return kind.decode() if isinstance(kind, bytes) else "key of another type"
+
+
 def _nothing_above(link: Link, keys: Keys, last_delivered: bytes) -> int | None:
-    """0 when nothing is unread, else None: before 7.0 nobody has counted."""
+    """0 when nothing is unread, else None: nobody has counted (before 7.0, and after a trim in the middle)."""
     return None if link.call("XRANGE", keys.stream, b"(" + last_delivered, "+", "COUNT", 1) else 0
 
 

@@ -57,12 +57,13 @@ class Clock:
 @dataclass(frozen=True)
 class Rights:
     """What the user of the URL may do. ``missing``: commands it may not run that Usher needs. ``enough_for``: the programs that need none of
-    these, where not all can work under it."""
+    these, where not all can work under it. ``own_missing``: what the program lacks that the user is called after."""
 
     user: str | None
     missing: tuple[str, ...] | None
     how: str = ""
     enough_for: tuple[str, ...] = ()
+    own_missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

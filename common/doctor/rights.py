@@ -128,10 +128,13 @@ def _queued(link: Link, keys: Keys, user: str | None, commands: Sequence[Command
 
 
 def _found(keys: Keys, user: str | None, commands: Sequence[Command], replies: Sequence[object], how: str) -> Rights:
-    refused = [command for command, reply in zip(commands, replies, strict=True) if _is_refused(reply)]
+    answers = list(zip(commands, replies, strict=True))
+    refused = [command for command, reply in answers if _is_refused(reply)]
     kinds = [program for program in programs(keys.stream, keys.group) if program.name in ("master", "consumer")]
     enough_for = tuple(program.name for program in kinds if not any(program.uses(command) for command in refused))
-    return Rights(user, _missing(commands, replies), how, enough_for if refused else ())
+    own = [answer for program in kinds if program.name == user for answer in answers if program.uses(answer[0])]
+    own_missing = _missing([command for command, _ in own], [reply for _, reply in own])
+    return Rights(user, _missing(commands, replies), how, enough_for if refused else (), own_missing)
 
 
 def _is_refused(reply: object) -> bool:

@@ -156,6 +156,9 @@ def _rights(facts: Facts) -> Iterator[Finding]:
     if rights.missing is None:
         means = f"whether {who} may run all that Usher needs shows only at work"
         yield Finding("rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator")
+    elif rights.own_missing:
+        seen = f"{who} may not run {', '.join(rights.own_missing)} on all keys that a {rights.user} of this version uses ({rights.how})"
+        yield Finding("rights", BAD, seen, f"parts of a {rights.user}'s work do not get done", "give it the line that `usher acl` prints for it")
     elif rights.enough_for:
         seen = f"{who} may run all that a {' or a '.join(rights.enough_for)} needs ({rights.how}), and not all that others need"
         yield Finding("rights", OK, seen, f"a {' or a '.join(rights.enough_for)} can work under it; other programs have users of their own")

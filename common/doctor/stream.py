@@ -82,8 +82,13 @@ def _group(stream: StreamFacts) -> Iterator[Finding]:
         yield Finding("group", WARN, "there is no group", means, "start a master; see that USHER_GROUP is the same everywhere")
 
 
+def _waits(stream: StreamFacts) -> bool:
+    """``lag`` None: something is not read, and nobody has counted how much."""
+    return stream.pending > 0 or stream.lag is None or stream.lag > 0
+
+
 def _leader(stream: StreamFacts) -> Iterator[Finding]:
-    waiting = stream.pending or stream.lag or (stream.entries and not stream.has_group)
+    waiting = _waits(stream) or (stream.entries and not stream.has_group)
     if stream.leader:
         yield Finding("leader", OK, stream.leader, "a master reads and hands over")
     elif waiting:
@@ -95,7 +100,7 @@ def _leader(stream: StreamFacts) -> Iterator[Finding]:
 def _consumers(stream: StreamFacts) -> Iterator[Finding]:
     if stream.living:
         yield Finding("consumers", OK, f"{stream.living} alive", "somebody runs handlers")
-    elif stream.pending or stream.lag:
+    elif _waits(stream):
         yield Finding("consumers", BAD, "none is alive", "entries wait and nobody can run them; nothing is lost", "start consumers")
     else:
         yield Finding("consumers", WARN, "none is alive", "what is sent waits until one comes", "start consumers")

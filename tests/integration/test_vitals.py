@@ -9,8 +9,12 @@ import pytest
 from common.errors import NotNow
 from common.keys import Keys
 from common.redis_client import Link
+from master.actions import By
+from master.live_rules import LiveRules
+from master.policy.rules import Action, Rule, Target
 from master.vitals import VitalsReader, lag_document
 from tests.integration.factories import World, plan
+from tests.integration.memory import full_memory
 
 
 def _read(world: World) -> dict[str, object]:
@@ -52,6 +56,49 @@ def test_the_oldest_message_is_the_oldest_that_is_not_done(world: World, is_read
     seen = VitalsReader(world.link, world.keys).read()
     assert 3590 < seen.oldest_s < 3700
     assert seen.lag == 2 - is_read
+
+
+def test_what_waits_for_somebody_does_not_make_the_oldest_that_should_move_older(world: World) -> None:
+    """A night in which one ticket is halted, or paused, and all else is done must wake nobody."""
+    leader, a = world.elect(), world.join("a")
+    hour_ago, minute_ago = (int(time.time() - age_s) * 1000 for age_s in (3600, 60))
+    world.owned(leader, a, b"T", b"%d-1" % hour_ago)
+    assert 3590 < VitalsReader(world.link, world.keys).read().oldest_unheld_s < 3700
+    world.give_up(a, b"T", "park")
+    world.parked(leader, b"T", b"%d-2" % hour_ago)
+    seen = VitalsReader(world.link, world.keys).read()
+    assert (seen.halted, seen.parked, seen.oldest_s > 3590, seen.oldest_unheld_s) == (1, 1, True, 0.0)
+    world.send(b"U", b"%d-1" % minute_ago)
+    assert 50 < VitalsReader(world.link, world.keys).read().oldest_unheld_s < 150, "what is not read is held by nobody"
+
+
+def pause(world: World, target: Target, value: str = "") -> None:
+    LiveRules(world.link, world.keys).set(Rule(target, value, Action.PAUSE, None, "", ""), By("ann", "cli"))
+
+
+@pytest.mark.parametrize("target", [Target.TICKET, Target.EVERYTHING])
+def test_a_pause_holds_what_is_parked_and_that_of_everything_what_is_not_read(world: World, target: Target) -> None:
+    leader = world.elect()
+    now_ms = int(time.time()) * 1000
+    world.parked(leader, b"T", b"%d-1" % (now_ms - 3_600_000))
+    pause(world, target, "T" if target is Target.TICKET else "")
+    assert VitalsReader(world.link, world.keys).read().oldest_unheld_s == 0
+    world.send(b"T" if target is Target.EVERYTHING else b"U", b"%d-1" % (now_ms - 120_000))
+    assert (VitalsReader(world.link, world.keys).read().oldest_unheld_s == 0) == (target is Target.EVERYTHING)
+
+
+def test_what_was_handed_over_before_a_pause_is_to_end(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", b"%d-1" % (int(time.time() - 3600) * 1000))
+    pause(world, Target.EVERYTHING)
+    assert VitalsReader(world.link, world.keys).read().oldest_unheld_s > 3590
+
+
+def test_a_redis_whose_memory_is_full_is_told_although_no_program_has_met_it(world: World) -> None:
+    """Only producers have; these are not ours."""
+    assert not VitalsReader(world.link, world.keys).read().refuses_writes
+    with full_memory(world.link):
+        assert VitalsReader(world.link, world.keys).read().refuses_writes
 
 
 def test_a_lost_group_and_a_lost_stream_are_all_lag_or_nothing(world: World) -> None:

@@ -79,9 +79,9 @@ def quiet_ports(count: int) -> int:
     return quiet_port(count, random.Random())
 
 
-def one_host(home: Path, **environ: str) -> HostFolder:
+def one_host(home: Path, scheme: str = "http", **environ: str) -> HostFolder:
     port = quiet_ports(5)
-    masters = f"http://127.0.0.1:{port},http://127.0.0.1:{port + 1}"
+    masters = f"{scheme}://127.0.0.1:{port},{scheme}://127.0.0.1:{port + 1}"
     words = ("--masters", masters, "--redis-port", str(port + 2), "--health-port", str(quiet_ports(4)), "--handler", "shop:handle")
     return HostFolder(home, "one", *words, **{"USHER_LEASE_SECONDS": "3", **environ})
 

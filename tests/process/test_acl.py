@@ -212,12 +212,42 @@ def test_a_rehearsal_needs_no_more_than_an_auditor_may(emptied: Guarded, tmp_pat
 @pytest.mark.parametrize("name", ["master", "consumer"])
 def test_the_doctor_says_what_such_a_user_is_enough_for(emptied: Guarded, tmp_path: Path, name: str) -> None:
     emptied.admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
-    done = subprocess.run(
-        [*USHER, "doctor", "--json"], env=environ_for(tmp_path, USHER_REDIS_URL=emptied.url(name)), capture_output=True, text=True, check=False
-    )
-    [finding] = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "rights"]
-    assert finding["severity"] == "ok", finding
-    assert name in finding["seen"]
+    found = _doctor(tmp_path, emptied.url(name))
+    assert found["rights"]["severity"] == "ok", found
+    assert name in found["rights"]["seen"]
+
+
+@pytest.mark.parametrize("name", ["master", "auditor"])
+def test_the_doctor_sees_stream_leader_and_consumers_as_such_a_user(emptied: Guarded, tmp_path: Path, name: str) -> None:
+    """It is what the runbook begins with, and USHER_REDIS_URL of a folder of init-deploy is that of the masters."""
+    emptied.admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
+    emptied.admin.call("XADD", KEYS.stream, "*", "ticket_id", "T")
+    found = _doctor(tmp_path, emptied.url(name))
+    assert {check: found[check]["severity"] for check in ("stream", "ids", "leader", "consumers")} == {
+        "stream": "ok", "ids": "ok", "leader": "bad", "consumers": "bad"
+    }  # fmt: skip
+    emptied.admin.call("DEL", KEYS.stream)
+    emptied.admin.call("SET", KEYS.stream, "x")
+    assert _doctor(tmp_path, emptied.url(name))["stream"]["severity"] == "bad"
+    emptied.admin.call("DEL", KEYS.stream)
+
+
+def test_the_doctor_names_what_a_master_lacks_whose_user_is_of_a_former_version(emptied: Guarded, tmp_path: Path) -> None:
+    """It said that all was well, and that a consumer could work under it."""
+    emptied.admin.call("ACL", "SETUSER", "master", "-zadd", "-zrangebyscore")
+    try:
+        rights = _doctor(tmp_path, emptied.url("master"))["rights"]
+    finally:
+        emptied.admin.call("ACL", "SETUSER", "master", "+zadd", "+zrangebyscore")
+    assert rights["severity"] == "bad"
+    assert "user master may not run ZADD, ZRANGEBYSCORE" in rights["seen"]
+    assert "usher acl" in rights["do"]
+
+
+def _doctor(folder: Path, url: str) -> dict[str, dict[str, str]]:
+    """What it found, by check."""
+    done = subprocess.run([*USHER, "doctor", "--json"], env=environ_for(folder, USHER_REDIS_URL=url), capture_output=True, text=True, check=False)
+    return {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
 # ---- it is no more ---------------------------------------------------------------------------------------------------------------

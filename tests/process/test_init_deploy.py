@@ -21,6 +21,7 @@ from common.acl import USERS
 from common.redis_client import CommandRefused, Link
 from tests.process.host_folder import FILES, HostFolder, handled, one_host, quiet_ports, requests_ready, send_one
 from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of, until
+from tests.tls_front import Papers
 
 __all__ = ["FILES"]
 
@@ -183,3 +184,20 @@ def test_an_installed_wheel_writes_the_folder_too(folder: Path) -> None:
     run(sys.executable, folder / "site" / "common" / "launch.py", "init-deploy", folder / "made")
     assert {file.name for file in (folder / "made").iterdir()} >= {"supervisord.conf", "usher.env", "redis.conf", "runbook.md", "alerts.yml", "start"}
     assert str(folder / "site") in (folder / "made" / "supervisord.conf").read_text()
+
+
+def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> None:
+    """Masters asked consumers for their health over plain HTTP: all were silent, and one that hung was not noticed."""
+    papers = Papers(folder)
+    tls = {"USHER_TLS_CERT": str(papers.cert), "USHER_TLS_KEY": str(papers.key), "USHER_TLS_CA": str(papers.ca)}
+    words = (*USHER, "init-deploy", str(folder / "plain"), "--masters", "http://127.0.0.1:8700")
+    refused = subprocess.run(words, env=environ_for(folder) | tls, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 2 and "name them https://" in refused.stderr
+    host = one_host(folder, scheme="https", **tls, USHER_HEALTH_SECONDS="0.2")
+    host.start()
+    until(lambda: "consumer_joined" in host.logs(), 60, "a consumer has come")
+    [line] = re.findall(r"^for url in .*$", (ROOT / "deploy" / "runbook.md").read_text(), re.MULTILINE)
+    assert host.sh(line).count('"status":"ok"') == len(host.settings["USHER_MASTER_URLS"].split(","))
+    time.sleep(3)  # for more than USHER_HEALTH_FAILURES questions
+    assert "silent" not in host.logs() and "revoked" not in host.logs()
+    assert host.stop() == 0

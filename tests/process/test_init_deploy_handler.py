@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.process.machine import ROOT, USHER, environ_for
+from tests.tls_front import Papers
 
 pytestmark = pytest.mark.process
 
@@ -83,3 +85,48 @@ def test_in_the_folder_that_the_warning_names_the_handler_is_found_when_it_has_c
     assert "no consumer will start" in made.warned
     (folder / "srv" / "late.py").write_text("def handle(message): ...\n")
     assert as_a_service(folder, made) == 0
+
+
+def again(home: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """What a person does with a command that was told, in a shell that has no settings."""
+    script = f'usher() {{ {shlex.join(USHER)} "$@"; }}\n{command}'
+    environ = environ_for(home) | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(["bash", "-c", script], env=environ, cwd=home, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_command_for_later_keeps_handler_masters_and_secrets(folder: Path, project: Path) -> None:
+    """It ran with none of them: consumers of the example handler acknowledged what was sent, and all passwords were others."""
+    made = written(folder, "late:handle", project, USHER_MASTER_URLS="http://127.0.0.1:9700")
+    (folder / "srv" / "late.py").write_text("def handle(message): ...\n")
+    _, _, command = made.warned.strip().partition("Once that is mended: ")
+    before = (folder / "srv" / "usher.env").read_text()
+    done = again(folder, command)
+    assert (done.returncode, done.stderr) == (0, "")
+    after = (folder / "srv" / "usher.env").read_text()
+    assert [line for line in after.splitlines() if "PYTHONPATH" not in line] == before.splitlines()
+
+
+def test_secrets_that_the_shell_has_not_are_not_written_over(folder: Path, project: Path) -> None:
+    made = written(folder, "shop:handle", project)
+    before = (folder / "srv" / "usher.env").read_text()
+    done = again(folder, f"usher init-deploy {folder / 'srv'} --force --handler shop:handle")
+    assert (done.returncode, (folder / "srv" / "usher.env").read_text()) == (2, before)
+    assert f"set -a; . {folder / 'srv' / 'usher.env'}; set +a" in done.stderr
+    assert made.settings["USHER_API_TOKEN"] in before
+
+
+def test_the_runbook_finds_the_command_also_where_consumers_run_in_a_project(folder: Path, project: Path) -> None:
+    written(folder, "shop:handle", project)
+    [more] = re.findall(r"^again=.*\n.*--consumers 3.*$", (ROOT / "deploy" / "runbook.md").read_text(), re.MULTILINE)
+    done = again(folder, f"set -e; cd {folder / 'srv'}; set -a; . ./usher.env; set +a\n{more}")
+    assert (done.returncode, done.stderr) == (0, "")
+    conf = (folder / "srv" / "supervisord.conf").read_text()
+    assert (conf.count("[program:consumer-"), conf.count(f"\ndirectory = {project}\n")) == (3, 3)
+
+
+def test_files_are_named_so_that_programs_find_them_from_their_own_folders(folder: Path, project: Path) -> None:
+    """Masters and consumers run elsewhere: none of them started."""
+    papers = Papers(project)
+    tls = {name: str(path.relative_to(project)) for name, path in (("USHER_TLS_CERT", papers.cert), ("USHER_TLS_KEY", papers.key))}
+    made = written(folder, "shop:handle", project, **tls)
+    assert (made.settings["USHER_TLS_CERT"], made.settings["USHER_TLS_KEY"]) == (str(papers.cert), str(papers.key))

@@ -188,6 +188,23 @@ def test_every_alert_says_what_to_do() -> None:
         assert rule["annotations"]["runbook"] in anchors, rule["alert"]
 
 
+def test_nobody_is_woken_for_what_handlers_or_operators_do_on_purpose() -> None:
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    asked = {rule["alert"]: rule["expr"] for rule in group["rules"]}
+    failing = re.findall(r'usher_attempts_total\{outcome=~"([a-z_|]+)"\}', asked["UsherHandlersFail"])
+    assert failing == ["failed|gave_up"], "to ask for a later call is no failure"
+    for name in ("UsherStuck", "UsherOldMessage"):
+        assert "usher_oldest_message_age_seconds" not in asked[name], "what is halted or paused waits for somebody who knows"
+
+
+def test_a_program_that_is_gone_or_does_nothing_is_told_for_as_long_as_it_is() -> None:
+    """UsherConsumersMissing compares with an hour ago, and so ends by itself."""
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    asked = {rule["alert"]: rule["expr"] for rule in group["rules"]}
+    assert asked["UsherDown"] == 'up{job="usher"} == 0' and "job_name: usher\n" in (DEPLOY / "alerts.yml").read_text()
+    assert "usher_registered" in asked["UsherNotRegistered"]
+
+
 def test_links_within_the_runbook_lead_somewhere() -> None:
     runbook = (DEPLOY / "runbook.md").read_text()
     anchors = {"#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)}

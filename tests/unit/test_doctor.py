@@ -166,10 +166,11 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     (with_stream(has_group=False, names=(), position_saved=False), "group", WARN),
     (with_stream(leader=""), "leader", BAD),
     (with_stream(leader="", names=(), lag=0), "leader", WARN),
-    (with_stream(leader="", names=(), lag=None), "leader", WARN),
+    (with_stream(leader="", names=(), lag=None), "leader", BAD),  # something is not read; how much, nobody has counted
     (with_stream(living=0), "consumers", BAD),
     (with_stream(living=0, names=()), "consumers", WARN),
     (with_stream(living=0, names=(), lag=5), "consumers", BAD),
+    (with_stream(living=0, names=(), lag=None), "consumers", BAD),
     (with_stream(names=(NameInGroup("c1:1", "lost", 2),)), "dead consumers", WARN),
     (with_stream(names=(NameInGroup("c1:1", "lost", 2),), leader=""), "dead consumers", BAD),
     (with_stream(names=(NameInGroup("somebody", "unknown", 2),)), "strangers", WARN),

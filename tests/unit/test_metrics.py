@@ -12,7 +12,9 @@ from common.run_log import FAILED, GAVE_UP
 from common.timings import Timings
 from consumer.counts import HandlerCounts
 from consumer.policy.acks import Failure, Finished
+from master.intake import TOO_LARGE
 from master.metrics import MOST_CONSUMERS, _consumers
+from master.rule_work import RULE
 from master.vitals import Load
 
 
@@ -61,3 +63,12 @@ def test_troubles_of_redis_are_few_words() -> None:
     for trouble in (NotNow("OOM", "secret"), ReplyUnknown(), GroupMissing(), CommandRefused("Redis: WHATEVER secret"), NotNow("OOM", "")):
         assert troubles.count(trouble) is trouble
     assert troubles.seen() == {"oom": 2, "reply_unknown": 1, "nogroup": 1, "refused": 1}
+
+
+def test_what_alerts_take_the_increase_of_is_told_before_it_happens() -> None:
+    """Prometheus' ``increase`` of a series that begins with 1 is 0: the first dead letter of a program would wake nobody."""
+    seen = _samples(Metrics())
+    reasons = {label for name, label in seen if name == "usher_dead_letters_total"}
+    assert {"attempts_exhausted", "gave_up", "body_gone", "no_ticket_id", TOO_LARGE, RULE} <= reasons
+    assert all(seen["usher_dead_letters_total", reason] == 0 for reason in reasons)
+    assert {"oom", "misconf"} <= {label for name, label in seen if name == "usher_redis_errors_total"}
