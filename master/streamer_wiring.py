@@ -32,10 +32,15 @@ class StreamerProgram:
         self._settings = settings
         self._stopping = False
         store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024)
-        store.check()
         link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
-        if settings.outbox_wait_aof:
-            _check_waitaof(link)
+        try:
+            store.check()
+            if settings.outbox_wait_aof:
+                _check_waitaof(link)
+        except BaseException:  # nobody gets this program, so nobody else closes what it has opened
+            link.close()
+            store.close()
+            raise
         keys = LogKeys(settings.one_stream, settings.outbox_name)
         self._lead = lead = Lead()
         self._identity = store.identity
@@ -94,7 +99,6 @@ def _check_waitaof(link: Link) -> None:
     try:
         link.call("WAITAOF", 1, 0, 1)
     except CommandRefused as refused:
-        link.close()
         raise StartRefused(
             f"USHER_OUTBOX_WAIT_AOF: this Redis has no WAITAOF, or has its append-only file off ({refused}). Before 7.2, `appendfsync always` "
             f"does the same: Redis answers when it is on disk"

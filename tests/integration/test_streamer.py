@@ -306,6 +306,24 @@ def test_waiting_for_the_disk_is_refused_where_redis_cannot_say(sqlite_outbox: O
         StreamerProgram(settings, redis_url)
 
 
+def test_a_program_that_is_refused_leaves_no_connection_to_its_database(sqlite_outbox: Outbox, redis_url: str, tmp_path: Path) -> None:
+    """Python says so from 3.13 on (ResourceWarning: unclosed database)."""
+    (tmp_path / "without.db").touch()
+    for name, wait_aof in (("outbox.db", True), ("without.db", False)):
+        before = _descriptors_of(tmp_path / name)
+        with pytest.raises(StartRefused) as refused:
+            StreamerProgram(StreamerSettings(outbox_url=f"sqlite:///{tmp_path / name}", outbox_wait_aof=wait_aof), redis_url)
+        assert (_descriptors_of(tmp_path / name), wait_aof) == (before, "WAIT_AOF" in str(refused.value))
+
+
+def _descriptors_of(file: Path) -> int:
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+            found += descriptor.readlink() == file
+    return found
+
+
 def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(sqlite_outbox: Outbox, tmp_path_short: Path) -> None:
     """deploy/redis.conf: appendfsync always."""
     written = sqlite_outbox.stage_many(5000)

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -165,11 +166,7 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> 
 @pytest.mark.timeout(600)
 def test_an_installed_wheel_writes_the_folder_too(folder: Path) -> None:
     """As `pip install` gives it, without the checkout: the files of deploy/ are in the wheel."""
-    tree = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
-    for name in filter(None, tree.decode().split("\0")):
-        if (ROOT / name).is_file() and not name.startswith("tests/"):
-            (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "tree" / name)
+    _copy_of_the_checkout(folder / "tree", "tests/")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("USHER_", "PYTHON"))}
 
     def run(*words: str | Path) -> None:
@@ -201,3 +198,30 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
     time.sleep(3)  # for more than USHER_HEALTH_FAILURES questions
     assert "silent" not in host.logs() and "revoked" not in host.logs()
     assert host.stop() == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_source_distribution_has_all_of_the_checkout(folder: Path) -> None:
+    """Its tests and documents too, so that whoever packages it can test what was built."""
+    names = _copy_of_the_checkout(folder / "tree")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    tools = folder / "tools"
+    get = (sys.executable, "-m", "pip", "install", "-q", "--target", tools, "setuptools>=77")
+    subprocess.run(get, env=environ, check=True, capture_output=True)
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    environ["PYTHONPATH"] = str(tools)
+    subprocess.run([sys.executable, "-c", build], env=environ, cwd=folder / "tree", check=True, capture_output=True)
+    (made,) = folder.glob("*.tar.gz")
+    with tarfile.open(made) as opened:
+        held = {member.partition("/")[2] for member in opened.getnames()}
+    assert sorted(names - held) == [".gitignore"]
+
+
+def _copy_of_the_checkout(tree: Path, without: str | None = None) -> set[str]:
+    """Names of the files that are copied: those of the checkout, committed or to be."""
+    found = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
+    names = {name for name in found.decode().split("\0") if name and (ROOT / name).is_file() and not (without and name.startswith(without))}
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    return names
