@@ -7,6 +7,7 @@ that moved in between is a suspect, and the second look asks for each of those a
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,7 +160,8 @@ class Audit:
     def _floor_now(self, facts: StreamFacts) -> StreamFacts:
         """The facts with the run log's beginning as it is now: it may have been cut while it was read."""
         now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
-        return StreamFacts(**{**vars(facts), "run_first": now.run_first or facts.run_first, "run_capped": now.run_capped})
+        told = dataclasses.replace(facts, run_first=now.run_first or facts.run_first, run_capped=now.run_capped)
+        return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
 
     def _dead_letters(self, facts: Sequence[StreamFacts]) -> DataFrame | None:
         frames = []

@@ -103,8 +103,8 @@ def number_of(value: Any) -> Decimal | None:
 
 
 def totals_of_archive(spark: Any, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]) -> list[Decimal]:
-    """The sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises StartRefused when the archive is not as it
-    was written.
+    """The sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises StartRefused when the archive is not as
+    it was written.
 
     ``value``: a field, or ``data.name`` for a number inside the JSON of field ``data``. ``kind``: only messages whose field ``object`` is this; ""
     takes all.

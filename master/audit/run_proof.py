@@ -42,6 +42,7 @@ class RunFigures:
     skipped_order: dict[str, int] = field(default_factory=dict)
     before_known: dict[str, int] = field(default_factory=dict)
     maybe_dropped: dict[str, int] = field(default_factory=dict)  # stream -> entries of which nothing is known, from before the last drop of letters
+    ahead_ms: dict[str, int] = field(default_factory=dict)  # stream -> the most by which an execution was noted before the time of its entry's id
 
 
 def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
@@ -57,6 +58,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             F.min("ms").alias("first"),
             F.sum(F.col("id").isNull().cast("int")).alias("unreadable"),
             F.sum((F.col("ticket") == "").cast("int")).alias("unkeyed"),
+            F.max(F.col("ms") - F.col("record_ms")).alias("ahead"),
         )
         .collect()
     )
@@ -71,6 +73,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             figures.p99_ms = max(figures.p99_ms or 0.0, row.times[1])
         if row.first is not None:
             figures.first_known[row.stream] = row.first
+            figures.ahead_ms[row.stream] = max(0, row.ahead)
         if row.unreadable:
             bad = runs.filter(F.col("id").isNull()).select("stream", F.col("record").alias("id"), F.col("record_ms").alias("ms"))
             collect([suspect("run_unreadable", bad, "the record cannot be read")], suspects)
@@ -217,9 +220,7 @@ def check_losses(
     """Read and over, but by whom? And pending behind a later one that is done. Nothing is claimed of what is over before ``figures.first_known``, nor
     of that whose letter may be dropped."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
-    entries = pending.filter(F.col("ticket").isNotNull() & F.col("in_stream") & (F.col("ms") > floors)).select(
-        "stream", "id", "ms", "seq", "ticket", "consumer"
-    )
+    entries = pending.filter(F.col("in_stream") & (F.col("ms") > floors)).select("stream", "id", "ms", "seq", "ticket", "consumer")
     settled = entries.filter(F.col("consumer").isNull()).withColumn("passed", F.lit(None).cast("string"))
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
     missing = settled.unionByName(_overtaken(entries.filter(F.col("consumer").isNotNull()), runs)).join(done, ["stream", "id"], "left_anti")
@@ -232,22 +233,26 @@ def check_losses(
     kept = missing.persist()
     try:
         # Not those of the same millisecond either. A stream of which nobody ever handled anything has no lowest id: all is "before".
-        known = F.col("ms") > _per_stream(figures.first_known)
-        for row in kept.filter(~known & F.col("consumer").isNull()).groupBy("stream").count().collect():
+        known, is_over = F.col("ms") > _per_stream(figures.first_known), F.col("consumer").isNull()
+        for row in kept.filter(~known & is_over).groupBy("stream").count().collect():
             figures.before_known[row.stream] = row["count"]
-        is_over = F.col("consumer").isNull()
+        unsaid = kept.filter(known | ~is_over)
+        if not unsaid.isEmpty():
+            unsaid = _no_former_letters(unsaid, letters, figures)
         detail = F.concat(F.lit("pending for "), F.col("consumer"), F.lit(", and "), F.col("passed"), F.lit(" of its ticket is done"))
-        found.append(suspect("overtaken", kept.filter(~is_over), detail, owner=F.col("consumer")))
-        lost = kept.filter(known & is_over)
-        if not lost.isEmpty():
-            lost = not_added_again(lost, letters.entries)
-            was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
-            for row in lost.filter(was_dropped).groupBy("stream").count().collect():
-                figures.maybe_dropped[row.stream] = row["count"]
-            lost = lost.filter(~was_dropped)
-        collect([suspect("lost", lost, "not pending, and in no record"), *found], suspects)
+        found.append(suspect("overtaken", unsaid.filter(~is_over), detail, owner=F.col("consumer")))
+        collect([suspect("lost", unsaid.filter(is_over), "not pending, and in no record"), *found], suspects)
     finally:
         kept.unpersist()
+
+
+def _no_former_letters(unsaid: DataFrame, letters: Letters, figures: RunFigures) -> DataFrame:
+    """Without those whose letter was redriven, or may have been dropped. Such a one is pending again when the group was set back."""
+    unsaid = not_added_again(unsaid, letters.entries)
+    was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
+    for row in unsaid.filter(was_dropped).groupBy("stream").count().collect():
+        figures.maybe_dropped[row.stream] = row["count"]
+    return unsaid.filter(~was_dropped)
 
 
 def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:

@@ -69,8 +69,7 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
     ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
     """
     try:
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
+        import pyspark  # noqa: F401
 
         from master.audit import source
     except ImportError as missing:
@@ -188,8 +187,8 @@ def _children() -> set[int]:
 
 @contextlib.contextmanager
 def _interrupted_as_ever() -> Iterator[None]:
-    """Ctrl-C stays what it was. pyspark's own handler asks Java to cancel its jobs, on the very connection whose answer is waited for: that breaks it,
-    with a page of stacks; to end Java ends its jobs too. And py4j logs an interruption as an error, which pyspark's shell is there to see."""
+    """Ctrl-C stays what it was. pyspark's own handler asks Java to cancel its jobs, on the very connection whose answer is waited for: that breaks
+    it, with a page of stacks; to end Java ends its jobs too. And py4j logs an interruption as an error, which pyspark's shell is there to see."""
     kept = signal.getsignal(signal.SIGINT)
     if not logging.root.handlers:
         logging.root.addHandler(logging.NullHandler())
