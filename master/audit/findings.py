@@ -73,7 +73,7 @@ _BODY = "redis-cli XRANGE {stream} {id} {id}"
 _TICKET = "usher tickets show {ticket}"
 _MEMBERS = "redis-cli XINFO CONSUMERS {stream} {group}"
 _LEASE = "redis-cli PTTL {prefix}lease:{owner}"
-_RUNS = "usher audit runs --ticket {ticket}"
+_RUNS = "usher audit --streams {stream} --group {group} runs --ticket {ticket}"
 _LEADER = "The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the leader: it adopts anew."
 
 CHECKS: dict[str, Check] = {

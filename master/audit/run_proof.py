@@ -21,6 +21,7 @@ from master.audit.suspects import Suspects
 
 #: Upper ends of the classes of recovery times, in milliseconds; the last class is open.
 RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
+_LAST_US = 253_402_300_799_999_999  # of the year 9999
 _FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
 
 
@@ -155,19 +156,26 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
 
 def _told(rows: DataFrame, check: str) -> DataFrame:
     """Rows for ``collect``: the execution, and the other one that makes it a finding."""
-    ran = F.format_string("%s ran it %d..%d us under fence %d", F.col("consumer"), F.col("start_us"), F.col("end_us"), F.col("fence"))
+    ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(_at(F.col("end_us")))
+    ran = F.format_string("%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), _at(F.col("start_us")), ended, F.col("fence"))
     others = {
-        "overlap": F.format_string("; %s ran until %d us", F.col("beside.id"), F.col("beside.ended")),
-        "owners_overlap": F.format_string("; %s ran %s until %d us under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
-                                          F.col("latest_end.ended"), F.col("latest_end.fence")),
-        "fence_fell": F.format_string("; %s started %s at %d us under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
-                                      F.col("latest_start.start_us"), F.col("latest_start.fence")),
+        "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), _at(F.col("beside.ended"))),
+        "owners_overlap": F.format_string("; %s ran %s until %s under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
+                                          _at(F.col("latest_end.ended")), F.col("latest_end.fence")),
+        "fence_fell": F.format_string("; %s started %s at %s under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
+                                      _at(F.col("latest_start.start_us")), F.col("latest_start.fence")),
         "fence_shared": F.format_string("; %s ran %s under it before", F.col("last.consumer"), F.col("last.id")),
         "out_of_order": F.format_string("; %s had started before", F.col("highest.id")),
         "effect_twice": F.format_string("; it had been done before, as was noted at %d ms", F.col("noted")),
     }  # fmt: skip
     detail = F.concat(ran, others[check]) if check in others else ran
     return suspect(check, rows, detail, owner=F.col("consumer"))
+
+
+def _at(us: Any) -> Any:
+    """A moment for people, in UTC whatever the time zone of the session; what is beyond the calendar stays a number."""
+    shown = F.date_format(F.to_utc_timestamp(F.timestamp_micros(us), F.current_timezone()), "yyyy-MM-dd HH:mm:ss.SSSSSS")
+    return F.when(us.between(0, _LAST_US), shown).otherwise(us.cast("string"))
 
 
 def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects) -> None:
