@@ -282,8 +282,8 @@ CHECKS: dict[str, Check] = {
         Check(
             "times_impossible",
             Severity.WARN,
-            "An execution ends after it starts.",
-            "The consumer's clock was set back while the handler ran: proofs by time are weaker around that moment.",
+            "An execution ends after it starts, and what one owner notes first has not begun last.",
+            "The consumer's clock was set back while the handler ran, or between two messages: proofs by time are weaker around that moment.",
             (_RUNS,),
             "Let NTP slew the clock, not step it.",
         ),

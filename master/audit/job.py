@@ -135,7 +135,7 @@ class Audit:
         runs = self._keep(self._read("redis_runs"))
         self.runs = run_proof.count_runs(runs, self._suspects)
         facts = [self._floor_now(one) for one in facts]
-        run_proof.check_runs(runs, facts, self._plan.limits, self.runs, self._suspects)
+        run_proof.check_runs(runs, self._dead_letters(facts), facts, self._plan.limits, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
         letters = Letters(self._dead_letters(facts), self._read("redis_stream"), self._last_drops_ms)

@@ -82,8 +82,10 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
     return figures
 
 
-def check_runs(runs: DataFrame, facts: Sequence[StreamFacts], limits: Limits, figures: RunFigures, suspects: Suspects) -> None:
-    """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything."""
+def check_runs(
+    runs: DataFrame, dead: DataFrame | None, facts: Sequence[StreamFacts], limits: Limits, figures: RunFigures, suspects: Suspects
+) -> None:
+    """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything. ``dead``: the dead letters."""
     told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, "late", "again")]
@@ -105,7 +107,7 @@ def check_runs(runs: DataFrame, facts: Sequence[StreamFacts], limits: Limits, fi
         if seen_flags:
             collect([_told(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
         if got["late"]:
-            _check_order(runs, flagged.filter(F.col("late")), facts, figures, suspects)
+            _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
             _check_effects(runs, flagged.filter(F.col("again")), limits, figures, suspects)
     finally:
@@ -178,16 +180,17 @@ def _at(us: Any) -> Any:
     return F.when(us.between(0, _LAST_US), shown).otherwise(us.cast("string"))
 
 
-def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects) -> None:
+def _check_order(
+    runs: DataFrame, dead: DataFrame | None, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
+) -> None:
     """Of the executions behind a later message: those whose message had not ended before, the first of each. The others are repeats, which are
     allowed."""
     ids = late.select("stream", "ticket", "id").distinct()
-    firsts = (
-        runs.filter(F.col("outcome").isin(*ENDED))
-        .join(ids, ["stream", "ticket", "id"], "left_semi")
-        .groupBy("stream", "ticket", "id")
-        .agg(F.min(F.struct("fence", "start_us")).alias("first"))
-    )
+    ends = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id", "fence", "start_us")
+    if dead is not None:  # under a fence that was given after that it comes again: the group was set back
+        fence = (F.split("letter", "-")[0].cast("bigint") + 1) * FENCES_PER_MS
+        ends = ends.unionByName(dead.select("stream", "id", fence.alias("fence"), F.lit(0).cast("bigint").alias("start_us")))
+    firsts = ends.join(ids, ["stream", "id"]).groupBy("stream", "ticket", "id").agg(F.min(F.struct("fence", "start_us")).alias("first"))
     unended = late.join(firsts, ["stream", "ticket", "id"], "left").filter(
         F.col("first").isNull() | (F.struct("fence", "start_us") <= F.col("first"))
     )
@@ -196,7 +199,34 @@ def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts],
     known = first.withColumn("provable", F.col("ms") > _per_stream({one.stream: one.floor_ms for one in facts}))
     for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
         figures.skipped_order[row.stream] = row["count"]
-    collect([_told(known.filter(F.col("provable")), "out_of_order")], suspects)
+    judged = known.filter(F.col("provable")).join(_set_back(runs, first), ["stream", "id"], "left").fillna(False, ["set_back"])
+    clock = F.format_string("it began before %s by its consumer's clock, and was noted before that one", F.col("highest.id"))
+    by_clock = judged.filter(F.col("set_back"))
+    collect(
+        [
+            _told(judged.filter(~F.col("set_back")), "out_of_order"),
+            suspect("times_impossible", by_clock, F.concat(F.col("consumer"), F.lit(": "), clock), owner=F.col("consumer")),
+        ],
+        suspects,
+    )
+
+
+def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
+    """(stream, id, set_back): whether only the clock of its consumer says that an execution was late.
+
+    What one owner has finished is noted in the order in which it finished. So where both succeeded, one after the other by that clock, and the
+    first one by the clock was noted later, by Redis' clock, it was the second one.
+    """
+    names = ("fence", "ms", "seq", "start_us", "end_us", "record_ms", "outcome")
+    other = runs.select("stream", "ticket", *(F.col(name).alias(f"other_{name}") for name in names))
+    row = late.select("stream", "ticket", "id", *names)
+    behind = F.struct("ms", "seq") < F.struct("other_ms", "other_seq")
+    own = (F.col("other_fence") == F.col("fence")) & (F.col("other_start_us") <= F.col("start_us"))
+    former = (F.col("other_fence") < F.col("fence")) & (F.col("other_outcome") == DONE)
+    in_turn = (F.col("other_end_us") <= F.col("start_us")) & (F.col("other_record_ms") > F.col("record_ms"))
+    is_clock = own & (F.col("outcome") == DONE) & (F.col("other_outcome") == DONE) & in_turn
+    ahead = row.join(other, ["stream", "ticket"]).filter(behind & (own | former))
+    return ahead.groupBy("stream", "id").agg(F.every(is_clock).alias("set_back"))
 
 
 def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: RunFigures, suspects: Suspects) -> None:

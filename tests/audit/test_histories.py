@@ -11,7 +11,7 @@ from common.keys import Keys
 from common.producer import Producer
 from common.redis_client import Link
 from master.actions import KEPT
-from master.audit.findings import Found
+from master.audit.findings import FENCES_PER_MS, Found
 from master.audit.letters import last_drop_ms
 from tests.audit.seeding import CAP, Seeder
 from tests.audit.test_job import audit, plan
@@ -52,6 +52,31 @@ def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatev
     seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed"))
     seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
     assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
+
+
+def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_of_order(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """2-1 became a letter at 4000 ms; it runs again under a fence of 9000 ms. 3-1 was overtaken before it was one."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    late = 9000 * FENCES_PER_MS
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("4-1", "a", 5, 300, 400), ("3-1", "a", 5, 500, 600, "failed"), ("5-1", "a", 5, 700, 800))
+    for n in (2, 3):
+        link.call("XADD", seeder.keys.dead, f"400{n}-1", "usher-id", f"{n}-1", "usher-ticket", "a", "usher-reason", "attempts")
+    seeder.ran("c2:2", ("2-1", "a", late, 9_100_000, 9_200_000, "failed"))
+    assert told(spark, redis_url) == {"out_of_order": {"3-1"}}
+
+
+def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """By the clock 2-1 ran after 3-1, but it was noted first; 5-1 was noted before 4-1, as it ran."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    link.call("DEL", seeder.keys.runs)
+    seeder.ran("c1:1", ("1-1", "first", 5, 1, 2), record="50-1")
+    seeder.ran("c1:1", ("2-1", "a", 5, 9000, 9500), record="100-1")
+    seeder.ran("c1:1", ("3-1", "a", 5, 8000, 8500), record="200-1")
+    seeder.ran("c1:1", ("5-1", "b", 5, 100, 200), record="300-1")
+    seeder.ran("c1:1", ("4-1", "b", 5, 300, 400), record="400-1")
+    assert told(spark, redis_url) == {"times_impossible": {"2-1"}, "out_of_order": {"4-1"}}
 
 
 def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_fences_too(
