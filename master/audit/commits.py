@@ -67,6 +67,19 @@ class DataSet:
         """Commits before which something may be missing, in order. Raises StartRefused when a commit cannot be read."""
         return [commit for commit in map(self._read, self._numbers()) if commit.gap]
 
+    def complete(self) -> tuple[list[Path], int]:
+        """The files of all commits, and how many rows they have: what else lies in the folder (a copy, say) is no part of the table. Raises
+        StartRefused when a commit or a file of one is missing."""
+        files, rows, last = [], 0, ""
+        for commit in map(self._read, self._numbers()):
+            if last and commit.after != last:
+                raise StartRefused(f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not behind {last}")
+            files += [self.place(commit.number, name) for name in commit.files]
+            rows, last = rows + commit.rows, commit.last
+        if missing := next((file for file in files if not file.exists()), None):
+            raise StartRefused(f"the archive lacks {missing}: put it back from a copy, or begin a new archive in another folder")
+        return files, rows
+
     def _numbers(self) -> list[int]:
         return sorted(int(file.stem) for file in self._commits.glob("*.json") if file.stem.isdecimal())
 

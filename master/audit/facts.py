@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.keys import Keys
 from common.stream_id import ZERO, rank
+
+#: As columns have what is beyond it.
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class StreamFacts:
     """One ticket stream, its group and its run log at the beginning of an audit.
 
-    ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before it were cut off.
+    ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before it were cut off. ``ahead_ms``:
+    how far ids of the stream are ahead of Redis' clock, by which records are dated (producers that give ids themselves, a clock that was set back).
     """
 
     stream: str
@@ -27,6 +31,7 @@ class StreamFacts:
     run_capped: bool
     dead_letters: int
     dead_first: bytes | None = None
+    ahead_ms: int = 0
 
     @property
     def keys(self) -> Keys:
@@ -34,11 +39,15 @@ class StreamFacts:
 
     @property
     def floor_ms(self) -> int:
-        """Every execution of an entry added after this moment (on Redis' clock) is in the run log: it is recorded after the entry is added,
-        and what was cut off was recorded before this."""
+        """Every execution of an entry whose id is later than this is in the run log: it is recorded after the entry is added, and what was cut off
+        was recorded before this."""
         if self.run_first is None:
-            return self.time_ms
-        return rank(self.run_first) >> 64 if self.run_capped else -1
+            return min(self.time_ms + self.ahead_ms, _MOST)
+        return min((rank(self.run_first) >> 64) + self.ahead_ms, _MOST) if self.run_capped else -1
+
+    def ahead_of(self, noted_ms: int) -> StreamFacts:
+        """These facts when an entry was seen to be noted ``noted_ms`` before the time that its id tells (0: none was)."""
+        return replace(self, ahead_ms=max(0, noted_ms, (rank(self.last_delivered) >> 64) - self.time_ms))
 
 
 def is_capped(length: int, added: int | None, cap: int) -> bool:
@@ -60,6 +69,8 @@ def unproven(facts: StreamFacts, known_ms: int | None, skipped_order: int, befor
             f"{facts.stream}: the run log was capped; executions recorded before {facts.run_first.decode()} are not in it, so order, losses and "
             "repeats are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH, or archive it: usher audit archive)"
         )
+    if facts.ahead_ms and facts.run_capped:
+        yield f"{facts.stream}: ids are up to {facts.ahead_ms:,} ms ahead of Redis' clock, so that much less is proven (a clock set back? own ids?)"
     if skipped_order:
         yield f"{facts.stream}: {skipped_order:,} executions may be repeats of ones that were cut off the run log; their order is not judged"
     if before_known:
@@ -70,6 +81,6 @@ def unproven(facts: StreamFacts, known_ms: int | None, skipped_order: int, befor
 def maybe_dropped(stream: str, entries: int) -> str:
     """What cannot be said of entries from before the last drop of dead letters."""
     return (
-        f"{stream}: {entries:,} entries are not pending and in no record; dead letters were dropped since they were added (usher actions), "
-        "and theirs may be among them"
+        f"{stream}: nothing says that {entries:,} entries were handled; dead letters were dropped since they were added, or may have been before the "
+        "action log begins (usher actions), and theirs may be among them"
     )

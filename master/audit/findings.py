@@ -73,7 +73,7 @@ _BODY = "redis-cli XRANGE {stream} {id} {id}"
 _TICKET = "usher tickets show {ticket}"
 _MEMBERS = "redis-cli XINFO CONSUMERS {stream} {group}"
 _LEASE = "redis-cli PTTL {prefix}lease:{owner}"
-_RUNS = "usher audit runs --ticket {ticket}"
+_RUNS = "usher audit --streams {stream} --group {group} runs --ticket {ticket}"
 _LEADER = "The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the leader: it adopts anew."
 
 CHECKS: dict[str, Check] = {
@@ -282,8 +282,8 @@ CHECKS: dict[str, Check] = {
         Check(
             "times_impossible",
             Severity.WARN,
-            "An execution ends after it starts.",
-            "The consumer's clock was set back while the handler ran: proofs by time are weaker around that moment.",
+            "An execution ends after it starts, and what one owner notes first has not begun last.",
+            "The consumer's clock was set back while the handler ran, or between two messages: proofs by time are weaker around that moment.",
             (_RUNS,),
             "Let NTP slew the clock, not step it.",
         ),

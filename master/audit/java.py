@@ -6,6 +6,7 @@ becomes a folder of ours whose ``bin/java`` drops that one option and starts the
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -76,8 +77,8 @@ def make_shim(folder: Path, java: Path) -> Path:
     """A JAVA_HOME in ``folder`` for the wheel's ``java``."""
     program = folder / "bin" / "java"
     program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = program.with_name("java.new")
+    written = program.with_name(f"java.{os.getpid()}")
     written.write_text(_SHIM.format(java=str(java).replace("'", "'\\''")))
     written.chmod(0o755)
-    written.replace(program)  # never half a file: another audit may be starting Java from it
+    written.replace(program)  # never half a file: another audit may be starting Java from it, or making it
     return folder

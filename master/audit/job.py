@@ -7,6 +7,7 @@ that moved in between is a suspect, and the second look asks for each of those a
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ class Audit:
         runs = self._keep(self._read("redis_runs"))
         self.runs = run_proof.count_runs(runs, self._suspects)
         facts = [self._floor_now(one) for one in facts]
-        run_proof.check_runs(runs, facts, self._plan.limits, self.runs, self._suspects)
+        run_proof.check_runs(runs, self._dead_letters(facts), facts, self._plan.limits, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
         letters = Letters(self._dead_letters(facts), self._read("redis_stream"), self._last_drops_ms)
@@ -159,7 +160,8 @@ class Audit:
     def _floor_now(self, facts: StreamFacts) -> StreamFacts:
         """The facts with the run log's beginning as it is now: it may have been cut while it was read."""
         now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
-        return StreamFacts(**{**vars(facts), "run_first": now.run_first or facts.run_first, "run_capped": now.run_capped})
+        told = dataclasses.replace(facts, run_first=now.run_first or facts.run_first, run_capped=now.run_capped)
+        return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
 
     def _dead_letters(self, facts: Sequence[StreamFacts]) -> DataFrame | None:
         frames = []

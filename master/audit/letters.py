@@ -15,6 +15,8 @@ from pyspark.sql import functions as F
 from common.keys import Keys
 from common.redis_client import Link
 from common.streams import pairs
+from master.actions import KEPT
+from master.audit.facts import is_capped
 
 _PAGE = 500
 #: What a message is known by when it is added again: that of a gathered one is where it came from.
@@ -39,13 +41,21 @@ def not_added_again(entries: DataFrame, stream: DataFrame) -> DataFrame:
 
 
 def last_drop_ms(link: Link, keys: Keys) -> int:
-    """When somebody dropped a letter last, as far back as the action log reaches; -1: never."""
-    end = b"+"
+    """When somebody dropped a letter last; if the log was cut and has no drop, when it begins: there may have been one before. -1: never."""
+    end, first_ms = b"+", -1
     while True:
         rows = link.call("XREVRANGE", keys.actions, end, "-", "COUNT", _PAGE)
         for line, flat in rows:
             if pairs(flat).get(b"what") == b"drop":
                 return int(line.partition(b"-")[0])
+            first_ms = int(line.partition(b"-")[0])
         if len(rows) < _PAGE:
-            return -1
+            return first_ms if _was_cut(link, keys) else -1
         end = b"(" + rows[-1][0]
+
+
+def _was_cut(link: Link, keys: Keys) -> bool:
+    if not link.call("EXISTS", keys.actions):
+        return False
+    facts = pairs(link.call("XINFO", "STREAM", keys.actions))
+    return is_capped(facts[b"length"], facts.get(b"entries-added"), KEPT)

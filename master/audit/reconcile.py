@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -21,7 +20,7 @@ from common.errors import StartRefused
 from common.extras import how_to_install
 from common.outbox.sql_files import queries
 from common.stream_id import rank
-from master.audit.commits import spark_place
+from master.audit.commits import DataSet, spark_place
 
 _SCALE = 9
 
@@ -103,15 +102,32 @@ def number_of(value: Any) -> Decimal | None:
         return None
 
 
-def totals_of_archive(spark: Any, entries: Path, value: str, kind: str, states: Sequence[ConsumerState]) -> list[Decimal]:
-    """The sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once.
+def totals_of_archive(spark: Any, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]) -> list[Decimal]:
+    """The sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises StartRefused when the archive is not as
+    it was written.
 
     ``value``: a field, or ``data.name`` for a number inside the JSON of field ``data``. ``kind``: only messages whose field ``object`` is this; ""
     takes all.
     """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    files, number = entries.complete()
+    if not files:
+        return [Decimal(0)] * len(states)
+    try:
+        rows = spark.read.parquet(*map(spark_place, files))
+        if (there := rows.count()) != number:
+            raise StartRefused(f"the archive {entries.folder} has {there:,} rows, and its commits tell of {number:,}: put its files back from a copy")
+        return _totals(rows, value, kind, states)
+    except (PySparkException, Py4JJavaError) as failed:
+        told = " ".join(str(failed).splitlines()[:2])
+        raise StartRefused(f"the archive {entries.folder} cannot be read: {told[:500]}") from failed
+
+
+def _totals(rows: Any, value: str, kind: str, states: Sequence[ConsumerState]) -> list[Decimal]:
     from pyspark.sql import functions as F
 
-    rows = spark.read.parquet(spark_place(entries))
     if kind:
         rows = rows.filter(F.col("fields")["object"] == kind)
     field, _, inside = value.partition(".")

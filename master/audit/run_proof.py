@@ -21,6 +21,7 @@ from master.audit.suspects import Suspects
 
 #: Upper ends of the classes of recovery times, in milliseconds; the last class is open.
 RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
+_LAST_US = 253_402_300_799_999_999  # of the year 9999
 _FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
 
 
@@ -42,6 +43,7 @@ class RunFigures:
     skipped_order: dict[str, int] = field(default_factory=dict)
     before_known: dict[str, int] = field(default_factory=dict)
     maybe_dropped: dict[str, int] = field(default_factory=dict)  # stream -> entries of which nothing is known, from before the last drop of letters
+    ahead_ms: dict[str, int] = field(default_factory=dict)  # stream -> the most by which an execution was noted before the time of its entry's id
 
 
 def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
@@ -57,6 +59,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             F.min("ms").alias("first"),
             F.sum(F.col("id").isNull().cast("int")).alias("unreadable"),
             F.sum((F.col("ticket") == "").cast("int")).alias("unkeyed"),
+            F.max(F.col("ms") - F.col("record_ms")).alias("ahead"),
         )
         .collect()
     )
@@ -71,6 +74,7 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             figures.p99_ms = max(figures.p99_ms or 0.0, row.times[1])
         if row.first is not None:
             figures.first_known[row.stream] = row.first
+            figures.ahead_ms[row.stream] = max(0, row.ahead)
         if row.unreadable:
             bad = runs.filter(F.col("id").isNull()).select("stream", F.col("record").alias("id"), F.col("record_ms").alias("ms"))
             collect([suspect("run_unreadable", bad, "the record cannot be read")], suspects)
@@ -78,8 +82,10 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
     return figures
 
 
-def check_runs(runs: DataFrame, facts: Sequence[StreamFacts], limits: Limits, figures: RunFigures, suspects: Suspects) -> None:
-    """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything."""
+def check_runs(
+    runs: DataFrame, dead: DataFrame | None, facts: Sequence[StreamFacts], limits: Limits, figures: RunFigures, suspects: Suspects
+) -> None:
+    """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything. ``dead``: the dead letters."""
     told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, "late", "again")]
@@ -101,7 +107,7 @@ def check_runs(runs: DataFrame, facts: Sequence[StreamFacts], limits: Limits, fi
         if seen_flags:
             collect([_told(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
         if got["late"]:
-            _check_order(runs, flagged.filter(F.col("late")), facts, figures, suspects)
+            _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
             _check_effects(runs, flagged.filter(F.col("again")), limits, figures, suspects)
     finally:
@@ -152,13 +158,14 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
 
 def _told(rows: DataFrame, check: str) -> DataFrame:
     """Rows for ``collect``: the execution, and the other one that makes it a finding."""
-    ran = F.format_string("%s ran it %d..%d us under fence %d", F.col("consumer"), F.col("start_us"), F.col("end_us"), F.col("fence"))
+    ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(_at(F.col("end_us")))
+    ran = F.format_string("%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), _at(F.col("start_us")), ended, F.col("fence"))
     others = {
-        "overlap": F.format_string("; %s ran until %d us", F.col("beside.id"), F.col("beside.ended")),
-        "owners_overlap": F.format_string("; %s ran %s until %d us under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
-                                          F.col("latest_end.ended"), F.col("latest_end.fence")),
-        "fence_fell": F.format_string("; %s started %s at %d us under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
-                                      F.col("latest_start.start_us"), F.col("latest_start.fence")),
+        "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), _at(F.col("beside.ended"))),
+        "owners_overlap": F.format_string("; %s ran %s until %s under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
+                                          _at(F.col("latest_end.ended")), F.col("latest_end.fence")),
+        "fence_fell": F.format_string("; %s started %s at %s under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
+                                      _at(F.col("latest_start.start_us")), F.col("latest_start.fence")),
         "fence_shared": F.format_string("; %s ran %s under it before", F.col("last.consumer"), F.col("last.id")),
         "out_of_order": F.format_string("; %s had started before", F.col("highest.id")),
         "effect_twice": F.format_string("; it had been done before, as was noted at %d ms", F.col("noted")),
@@ -167,16 +174,23 @@ def _told(rows: DataFrame, check: str) -> DataFrame:
     return suspect(check, rows, detail, owner=F.col("consumer"))
 
 
-def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects) -> None:
+def _at(us: Any) -> Any:
+    """A moment for people, in UTC whatever the time zone of the session; what is beyond the calendar stays a number."""
+    shown = F.date_format(F.to_utc_timestamp(F.timestamp_micros(us), F.current_timezone()), "yyyy-MM-dd HH:mm:ss.SSSSSS")
+    return F.when(us.between(0, _LAST_US), shown).otherwise(us.cast("string"))
+
+
+def _check_order(
+    runs: DataFrame, dead: DataFrame | None, late: DataFrame, facts: Sequence[StreamFacts], figures: RunFigures, suspects: Suspects
+) -> None:
     """Of the executions behind a later message: those whose message had not ended before, the first of each. The others are repeats, which are
     allowed."""
     ids = late.select("stream", "ticket", "id").distinct()
-    firsts = (
-        runs.filter(F.col("outcome").isin(*ENDED))
-        .join(ids, ["stream", "ticket", "id"], "left_semi")
-        .groupBy("stream", "ticket", "id")
-        .agg(F.min(F.struct("fence", "start_us")).alias("first"))
-    )
+    ends = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id", "fence", "start_us")
+    if dead is not None:  # under a fence that was given after that it comes again: the group was set back
+        fence = (F.split("letter", "-")[0].cast("bigint") + 1) * FENCES_PER_MS
+        ends = ends.unionByName(dead.select("stream", "id", fence.alias("fence"), F.lit(0).cast("bigint").alias("start_us")))
+    firsts = ends.join(ids, ["stream", "id"]).groupBy("stream", "ticket", "id").agg(F.min(F.struct("fence", "start_us")).alias("first"))
     unended = late.join(firsts, ["stream", "ticket", "id"], "left").filter(
         F.col("first").isNull() | (F.struct("fence", "start_us") <= F.col("first"))
     )
@@ -185,7 +199,34 @@ def _check_order(runs: DataFrame, late: DataFrame, facts: Sequence[StreamFacts],
     known = first.withColumn("provable", F.col("ms") > _per_stream({one.stream: one.floor_ms for one in facts}))
     for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
         figures.skipped_order[row.stream] = row["count"]
-    collect([_told(known.filter(F.col("provable")), "out_of_order")], suspects)
+    judged = known.filter(F.col("provable")).join(_set_back(runs, first), ["stream", "id"], "left").fillna(False, ["set_back"])
+    clock = F.format_string("it began before %s by its consumer's clock, and was noted before that one", F.col("highest.id"))
+    by_clock = judged.filter(F.col("set_back"))
+    collect(
+        [
+            _told(judged.filter(~F.col("set_back")), "out_of_order"),
+            suspect("times_impossible", by_clock, F.concat(F.col("consumer"), F.lit(": "), clock), owner=F.col("consumer")),
+        ],
+        suspects,
+    )
+
+
+def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
+    """(stream, id, set_back): whether only the clock of its consumer says that an execution was late.
+
+    What one owner has finished is noted in the order in which it finished. So where both succeeded, one after the other by that clock, and the
+    first one by the clock was noted later, by Redis' clock, it was the second one.
+    """
+    names = ("fence", "ms", "seq", "start_us", "end_us", "record_ms", "outcome")
+    other = runs.select("stream", "ticket", *(F.col(name).alias(f"other_{name}") for name in names))
+    row = late.select("stream", "ticket", "id", *names)
+    behind = F.struct("ms", "seq") < F.struct("other_ms", "other_seq")
+    own = (F.col("other_fence") == F.col("fence")) & (F.col("other_start_us") <= F.col("start_us"))
+    former = (F.col("other_fence") < F.col("fence")) & (F.col("other_outcome") == DONE)
+    in_turn = (F.col("other_end_us") <= F.col("start_us")) & (F.col("other_record_ms") > F.col("record_ms"))
+    is_clock = own & (F.col("outcome") == DONE) & (F.col("other_outcome") == DONE) & in_turn
+    ahead = row.join(other, ["stream", "ticket"]).filter(behind & (own | former))
+    return ahead.groupBy("stream", "id").agg(F.every(is_clock).alias("set_back"))
 
 
 def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: RunFigures, suspects: Suspects) -> None:
@@ -217,9 +258,7 @@ def check_losses(
     """Read and over, but by whom? And pending behind a later one that is done. Nothing is claimed of what is over before ``figures.first_known``, nor
     of that whose letter may be dropped."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
-    entries = pending.filter(F.col("ticket").isNotNull() & F.col("in_stream") & (F.col("ms") > floors)).select(
-        "stream", "id", "ms", "seq", "ticket", "consumer"
-    )
+    entries = pending.filter(F.col("in_stream") & (F.col("ms") > floors)).select("stream", "id", "ms", "seq", "ticket", "consumer")
     settled = entries.filter(F.col("consumer").isNull()).withColumn("passed", F.lit(None).cast("string"))
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
     missing = settled.unionByName(_overtaken(entries.filter(F.col("consumer").isNotNull()), runs)).join(done, ["stream", "id"], "left_anti")
@@ -232,22 +271,26 @@ def check_losses(
     kept = missing.persist()
     try:
         # Not those of the same millisecond either. A stream of which nobody ever handled anything has no lowest id: all is "before".
-        known = F.col("ms") > _per_stream(figures.first_known)
-        for row in kept.filter(~known & F.col("consumer").isNull()).groupBy("stream").count().collect():
+        known, is_over = F.col("ms") > _per_stream(figures.first_known), F.col("consumer").isNull()
+        for row in kept.filter(~known & is_over).groupBy("stream").count().collect():
             figures.before_known[row.stream] = row["count"]
-        is_over = F.col("consumer").isNull()
+        unsaid = kept.filter(known | ~is_over)
+        if not unsaid.isEmpty():
+            unsaid = _no_former_letters(unsaid, letters, figures)
         detail = F.concat(F.lit("pending for "), F.col("consumer"), F.lit(", and "), F.col("passed"), F.lit(" of its ticket is done"))
-        found.append(suspect("overtaken", kept.filter(~is_over), detail, owner=F.col("consumer")))
-        lost = kept.filter(known & is_over)
-        if not lost.isEmpty():
-            lost = not_added_again(lost, letters.entries)
-            was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
-            for row in lost.filter(was_dropped).groupBy("stream").count().collect():
-                figures.maybe_dropped[row.stream] = row["count"]
-            lost = lost.filter(~was_dropped)
-        collect([suspect("lost", lost, "not pending, and in no record"), *found], suspects)
+        found.append(suspect("overtaken", unsaid.filter(~is_over), detail, owner=F.col("consumer")))
+        collect([suspect("lost", unsaid.filter(is_over), "not pending, and in no record"), *found], suspects)
     finally:
         kept.unpersist()
+
+
+def _no_former_letters(unsaid: DataFrame, letters: Letters, figures: RunFigures) -> DataFrame:
+    """Without those whose letter was redriven, or may have been dropped. Such a one is pending again when the group was set back."""
+    unsaid = not_added_again(unsaid, letters.entries)
+    was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
+    for row in unsaid.filter(was_dropped).groupBy("stream").count().collect():
+        figures.maybe_dropped[row.stream] = row["count"]
+    return unsaid.filter(~was_dropped)
 
 
 def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from common.keys import Keys
 from common.printable import printable
-from master.audit.findings import CHECKS, Severity, commands, in_order
+from master.audit.findings import CHECKS, Severity, commands, in_order, repair
 from master.audit.page import shown_figures
 from master.audit.report import Report
 
@@ -31,8 +31,10 @@ def show(report: Report, page: Path | None) -> None:
             named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
             place = " ".join(f"{what} {value}" for what, value in named if value)
             screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
-            for line in commands(one.check, example, Keys(one.stream, report.group)):
+            keys = Keys(one.stream, report.group)
+            for line in commands(one.check, example, keys):
                 screen.print(f"    {_safe(line)}", style="cyan", soft_wrap=True)
+            screen.print(f"    {_safe(repair(one.check, example, keys))}", soft_wrap=True)
     if report.unproven:
         screen.print("\n[bold]Not proven[/]")
         for sentence in report.unproven:

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import itertools
+import logging
 import os
+import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.errors import StartRefused
 from common.extras import how_to_install
@@ -63,8 +69,7 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
     ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
     """
     try:
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
+        import pyspark  # noqa: F401
 
         from master.audit import source
     except ImportError as missing:
@@ -80,10 +85,21 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
         return
     place = _as_submitted(place, environ)
     _prepare(place, environ)
-    log = place.folder / "spark.log"
+    with _own_log(place.folder) as (file, spill):
+        yield from _started(place, file, spill)
+
+
+def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
+    """The session while it runs, and no Java behind it, however it ends."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from master.audit import source
+
+    log = file.name
     try:
-        with _stderr_to(log):
-            spark = _builder(place).getOrCreate()
+        with _stderr_to(file), _no_java_left_by_a_start(), _interrupted_as_ever():
+            spark = _builder(place, spill).getOrCreate()
     except (PySparkException, OSError) as failed:
         raise StartRefused(f"Spark does not start on {place.master} ({log}): {str(failed).splitlines()[0]}") from failed
     except Exception as failed:  # py4j's own, of a Java that ended: their text is a Java stack
@@ -113,17 +129,74 @@ def _running() -> Any:
 
 
 @contextlib.contextmanager
-def _stderr_to(log: Path) -> Iterator[None]:
-    """What starts in here writes to ``log``, for all its life: Java and Spark greet everybody with warnings that say nothing."""
+def _own_log(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """``spark.log``, or the first ``spark-2.log`` ... that no other audit writes to, emptied; and the folder for what is spilt, without what an audit
+    left there whose Java was killed. Locked as long as this process or its Java, which inherits the file, lives. Raises StartRefused."""
+    for number in itertools.count(1):
+        name = "" if number == 1 else f"-{number}"
+        spill = folder / f"spill{name}"
+        with contextlib.ExitStack() as opened:
+            try:
+                file = opened.enter_context((folder / f"spark{name}.log").open("ab"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(0)
+                shutil.rmtree(spill, ignore_errors=True)
+                spill.mkdir(exist_ok=True)
+            except BlockingIOError:
+                continue
+            except OSError as unusable:
+                raise StartRefused(f"USHER_AUDIT_DIR: the folder {folder} cannot be used: {unusable}") from unusable
+            yield file, spill
+            return
+
+
+@contextlib.contextmanager
+def _stderr_to(file: BinaryIO) -> Iterator[None]:
+    """What starts in here writes to ``file``, for all its life: Java and Spark greet everybody with warnings that say nothing."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
-        with log.open("wb") as file:
-            os.dup2(file.fileno(), 2)
-            yield
+        os.dup2(file.fileno(), 2)
+        yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _no_java_left_by_a_start() -> Iterator[None]:
+    """Until Java has told its port, nobody but pyspark knows its process; a Java whose start breaks off there (Ctrl-C) lives for ever."""
+    before = _children()
+    try:
+        yield
+    except BaseException:
+        for child in _children() - before:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        raise
+
+
+def _children() -> set[int]:
+    """Processes that this thread has started."""
+    try:
+        return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
+    except OSError:  # a kernel without this file
+        return set()
+
+
+@contextlib.contextmanager
+def _interrupted_as_ever() -> Iterator[None]:
+    """Ctrl-C stays what it was. pyspark's own handler asks Java to cancel its jobs, on the very connection whose answer is waited for: that breaks
+    it, with a page of stacks; to end Java ends its jobs too. And py4j logs an interruption as an error, which pyspark's shell is there to see."""
+    kept = signal.getsignal(signal.SIGINT)
+    if not logging.root.handlers:
+        logging.root.addHandler(logging.NullHandler())
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, kept)
 
 
 def _as_submitted(place: SparkPlace, environ: Mapping[str, str]) -> SparkPlace:
@@ -147,13 +220,11 @@ def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
     environ.setdefault("SPARK_LAUNCHER_OPTS", "-Xmx128m")
 
 
-def _builder(place: SparkPlace) -> Any:
+def _builder(place: SparkPlace, spill: Path) -> Any:
     from pyspark.sql import SparkSession
 
-    quiet = place.folder / "log4j2.properties"
+    quiet = spill / "log4j2.properties"
     quiet.write_text(_QUIET)
-    spill = place.folder / "spill"
-    spill.mkdir(exist_ok=True)
     java = f"-Dlog4j2.configurationFile={quiet.as_uri()} -Djava.io.tmpdir={spill} -XX:+UseParallelGC -XX:-UsePerfData"
     builder = SparkSession.builder.appName("usher audit").master(place.master)
     options = {

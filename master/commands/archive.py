@@ -143,7 +143,7 @@ def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, 
             raise StartRefused(f"there is no archive of {settings.streams[0]} in {place}: run `usher audit archive` first, or give --source-query")
         with _spark(settings) as (spark, tell):
             tell("summing")
-            wanted: list[Any] = reconciler.totals_of_archive(spark, data.folder, source["value"], source["kind"], states)
+            wanted: list[Any] = reconciler.totals_of_archive(spark, data, source["value"], source["kind"], states)
         gaps = data.gaps()
     why = [""] * len(states)
     for at, state in enumerate(states):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -302,6 +303,57 @@ def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
     assert "the archive has a gap: entries from 4-2 to before 6-1 may be missing" in str(found["behind"]["why"])
     with sqlite3.connect(tmp_path / "s.db") as sql:
         assert sql.execute("SELECT state FROM consumer_states ORDER BY name").fetchall() == [('{"total":60.5}',), ('{"total": 60.5}',)]
+    sql.close()
+
+
+def _copied(file: Path) -> None:
+    shutil.copy(file, file.with_name(f"copy-of-{file.name}"))
+
+
+def _without_its_first_row(file: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(pq.read_table(file, partitioning=None).slice(1), file)
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "told"),
+    [
+        (Path.unlink, 2, "the archive lacks"),
+        (_cut, 2, "cannot be read"),
+        (_without_its_first_row, 2, "rows, and its commits tell of"),
+        (_copied, 0, ""),
+    ],
+    ids=["a file is gone", "a file is cut", "a row is gone", "a file is there twice"],
+)
+def test_no_total_is_computed_from_an_archive_that_is_not_as_it_was_written(
+    reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]],
+    settings: dict[str, str],
+    tmp_path: Path,
+    link: Link,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], object],
+    code: int,
+    told: str,
+) -> None:
+    url = _states(tmp_path / "s.db", ("there", "6-1", '{"total": 12}'))
+    words = ["--states-url", url, "--value", "number"]
+    link.call("XADD", "s", "5-1", "ticket_id", "a", "number", "6")
+    reconcile(*words)
+    link.call("XADD", "s", "6-1", "ticket_id", "a", "number", "6")
+    assert _exit(["audit", "archive", "--json"]) == 0
+    [first, *others] = sorted((Path(settings["USHER_AUDIT_DIR"]) / "archive" / "stream-s" / "entries").rglob("date=*/*.parquet"))
+    assert others, "the last commit is looked at by everybody"
+    damage(first)
+    capsys.readouterr()
+    assert _exit(["audit", "reconcile", "--json", *words, "--apply"]) == code
+    assert told in " ".join(capsys.readouterr().err.split())
+    with sqlite3.connect(tmp_path / "s.db") as sql:
+        assert sql.execute("SELECT state FROM consumer_states").fetchall() == [('{"total": 12}',)]
     sql.close()
 
 

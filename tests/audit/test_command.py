@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import urllib.parse
@@ -79,6 +80,26 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     assert "{{7*7}}" in page
     assert not re.search(r"https?://|src=|href=|@import|url\(", page), "nothing is asked of anybody"
     assert page.count("<svg") == 3, "ages, owners, tickets"
+
+
+def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
+    spark: SparkSession, settings: dict[str, str], link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.audit.seeding.GROUP", "shop")
+    orders = Seeder(link, "orders")
+    orders.add(("1-1", "it's"), ("2-1", "it's"))
+    orders.read()
+    orders.over("1-1", "2-1")
+    began_us = 1_700_000_000_000_000
+    orders.ran("c1:1", ("1-1", "it's", 5, began_us, began_us + 1_500_000), ("2-1", "it's", 5, began_us + 1, began_us + 2_000_000))
+    assert usher("audit", "--streams", "orders", "--group", "shop") == 1
+    shown = capsys.readouterr().out
+    ran = "c1:1 ran it from 2023-11-14 22:13:20.000001 to 2023-11-14 22:13:22.000000 (UTC) under fence 5; 1-1 ran until"
+    assert f"2-1 ticket it's owner c1:1: {ran}" in " ".join(shown.split())
+    assert "This is a fault of Usher, or the consumer's clock was set back" in shown
+    [line] = [line for line in shown.splitlines() if " runs --ticket " in line]
+    assert usher(*shlex.split(line)[1:], "--json") == 0
+    assert [run["id"] for run in orjson.loads(capsys.readouterr().out)["runs"]] == ["1-1", "2-1"]
 
 
 def _suspect(seeder: Seeder) -> None:

@@ -10,9 +10,10 @@ import pytest
 from common.keys import Keys
 from common.producer import Producer
 from common.redis_client import Link
-from master.audit.findings import Found
+from master.actions import KEPT
+from master.audit.findings import FENCES_PER_MS, Found
 from master.audit.letters import last_drop_ms
-from tests.audit.seeding import Seeder
+from tests.audit.seeding import CAP, Seeder
 from tests.audit.test_job import audit, plan
 from tests.commands import usher
 
@@ -51,6 +52,31 @@ def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatev
     seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed"))
     seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
     assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
+
+
+def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_of_order(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """2-1 became a letter at 4000 ms; it runs again under a fence of 9000 ms. 3-1 was overtaken before it was one."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    late = 9000 * FENCES_PER_MS
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("4-1", "a", 5, 300, 400), ("3-1", "a", 5, 500, 600, "failed"), ("5-1", "a", 5, 700, 800))
+    for n in (2, 3):
+        link.call("XADD", seeder.keys.dead, f"400{n}-1", "usher-id", f"{n}-1", "usher-ticket", "a", "usher-reason", "attempts")
+    seeder.ran("c2:2", ("2-1", "a", late, 9_100_000, 9_200_000, "failed"))
+    assert told(spark, redis_url) == {"out_of_order": {"3-1"}}
+
+
+def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """By the clock 2-1 ran after 3-1, but it was noted first; 5-1 was noted before 4-1, as it ran."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    link.call("DEL", seeder.keys.runs)
+    seeder.ran("c1:1", ("1-1", "first", 5, 1, 2), record="50-1")
+    seeder.ran("c1:1", ("2-1", "a", 5, 9000, 9500), record="100-1")
+    seeder.ran("c1:1", ("3-1", "a", 5, 8000, 8500), record="200-1")
+    seeder.ran("c1:1", ("5-1", "b", 5, 100, 200), record="300-1")
+    seeder.ran("c1:1", ("4-1", "b", 5, 300, 400), record="400-1")
+    assert told(spark, redis_url) == {"times_impossible": {"2-1"}, "out_of_order": {"4-1"}}
 
 
 def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_fences_too(
@@ -150,8 +176,64 @@ def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession,
     report = audit(spark, plan(redis_url, "s"))
     assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [("lost", ["8-1"])]
     assert [sentence for sentence in report.unproven if "dropped" in sentence] == [
-        "s: 1 entries are not pending and in no record; dead letters were dropped since they were added (usher actions), and theirs may be among them"
+        "s: nothing says that 1 entries were handled; dead letters were dropped since they were added, or may have been before the action log begins "
+        "(usher actions), and theirs may be among them"
     ]
+
+
+def test_what_became_of_a_letter_that_is_no_more_was_not_overtaken_when_the_group_was_set_back(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """2-1 was dropped and 6-1 redriven as 7-1; then the group was set back, and both are pending again behind 8-1. 6-2 never was a letter."""
+    seeder.add(("6-1", "a"), ("6-2", "a"))
+    link.call("XADD", "s", "7-1", "ticket_id", "a", "uid", "6-1")
+    seeder.add(("8-1", "a"))
+    seeder.read()
+    seeder.ran("c1:1", ("2-1", "a", 5, 10, 20, "failed"), *((f"{n}-1", "a", 5, 100 * n, 100 * n + 50) for n in (3, 4, 5)))
+    seeder.ran("c1:1", ("6-1", "a", 5, 610, 620, "failed"), ("7-1", "a", 5, 700, 750), ("8-1", "a", 5, 800, 850))
+    link.call("XADD", seeder.keys.actions, "5-9", "outcome", "dropped 1", "what", "drop")
+    seeder.over(*(f"{n}-1" for n in (1, 3, 4, 5, 7, 8)))
+    report = audit(spark, plan(redis_url, "s"))
+    assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [("overtaken", ["6-2"])]
+    assert any("nothing says that 1 entries were handled" in sentence for sentence in report.unproven)
+
+
+def test_a_message_without_a_ticket_that_nobody_handled_is_lost(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """7-1 was handled (USHER_UNKEYED=spread), 8-1 is a dead letter; 9-1 was acknowledged by hand."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    for n in (7, 8, 9):
+        link.call("XADD", "s", f"{n}-1", "text", "no ticket")
+    seeder.read()
+    seeder.ran("c1:1", *((f"{n}-1", "a", 5, 10 * n, 10 * n + 5) for n in range(2, 6)), ("7-1", "", 6, 1, 2))
+    seeder.letter("8-1", "")
+    seeder.over("7-1", "8-1", "9-1")
+    assert told(spark, redis_url) == {"lost": {"9-1"}}
+
+
+def test_of_a_stream_whose_ids_are_ahead_of_the_clock_a_log_that_was_cut_proves_less(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """Records are dated by Redis' clock. 900-1 and 901-1 were handled before 5 ms, 902-1 at 6 ms; the records of the first two are cut."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.add(("900-1", "a"), ("901-1", "a"), ("902-1", "b"))
+    seeder.read()
+    seeder.over("900-1", "901-1", "902-1")
+    link.call("DEL", seeder.keys.runs)
+    seeder.ran("c1:1", ("2-1", "a", 5, 1, 2), record="5-1")
+    seeder.ran("c1:1", ("902-1", "b", 5, 1, 2), record="6-1")
+    for n in range(CAP - 2):
+        seeder.ran("c1:1", (f"1-{n + 5}", f"other{n}", 5, 1, 2), record=f"7-{n + 1}")
+    report = audit(spark, plan(redis_url, "s"))
+    assert report.found == ()
+    assert any("ids are up to 896 ms ahead of Redis' clock" in sentence for sentence in report.unproven)
+
+
+def test_what_was_dropped_before_the_action_log_begins_is_not_known(link: Link, redis_url: str) -> None:
+    keys = Keys("s", "g")
+    link.pipeline([("XADD", keys.actions, f"{n}-1", "outcome", "paused", "what", "rules") for n in range(1, KEPT)])
+    assert last_drop_ms(link, keys) == -1
+    link.call("XADD", keys.actions, f"{KEPT}-1", "outcome", "paused", "what", "rules")  # as long as a log that was cut
+    assert last_drop_ms(link, keys) == 1
 
 
 def test_to_drop_delayed_messages_is_no_drop_of_letters(link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -129,6 +130,14 @@ def test_only_entries_added_after_the_first_record_of_a_capped_log_are_judged() 
     assert facts(None, capped=False).floor_ms == 9000
     assert list(unproven(facts(b"500-1", capped=False), 1, 0, 0)) == []
     assert len(list(unproven(facts(b"500-1", capped=True), 1, 3, 4))) == 3
+
+
+def test_where_ids_are_ahead_of_the_clock_less_is_judged() -> None:
+    assert facts(b"500-1", capped=True).ahead_of(0).floor_ms == 500
+    assert facts(b"500-1", capped=True).ahead_of(70).floor_ms == 570
+    assert facts(b"500-1", capped=False).ahead_of(70).floor_ms == -1
+    last = dataclasses.replace(facts(b"500-1", capped=True), last_delivered=b"18446744073709551615-1")
+    assert last.ahead_of(0).floor_ms == 2**63 - 1, "Spark knows no higher number"
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=300), st.integers(1, 12), st.integers(1, 20))

@@ -1,0 +1,91 @@
+"""Audits beside one another, and such as somebody ends: nobody's log is lost, and no Java is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.keys import Keys
+from common.redis_client import Link
+from master.audit.session import _own_log
+from tests.audit.test_command import GROUP
+from tests.process.machine import USHER, until
+
+
+def _audit(settings: dict[str, str], link: Link) -> subprocess.Popen[str]:
+    """One with a finding, so that there is a second look, and what keeps it waiting."""
+    keys = Keys("ticket_stream", GROUP)
+    link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
+    link.call("XADD", keys.stream, "1-1", "ticket_id", "a")
+    link.call("XREADGROUP", "GROUP", GROUP, "c1:1", "STREAMS", keys.stream, ">")
+    environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "60"}
+    return subprocess.Popen([*USHER, "audit"], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _of_session(session: int) -> list[str]:
+    """Names of the processes that are left of it."""
+    found = []
+    for process in psutil.process_iter(["name"]):
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.name())
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def _pythons(session: int) -> int:
+    return sum(name.startswith("python") for name in _of_session(session))
+
+
+def _starts_java(pid: int) -> bool:
+    """Whether the Java that is to stay is there: others are started before it, and end."""
+    try:
+        return any("org.apache.spark.deploy.SparkSubmit" in child.cmdline()[3:] for child in psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("phase", ["Java starts", "Spark has read Redis"])
+def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(settings: dict[str, str], link: Link, phase: str) -> None:
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
+    audit = _audit(settings, link)
+    try:
+        if phase == "Java starts":
+            until(lambda: _starts_java(audit.pid), 120, phase)
+        else:
+            until(lambda: _pythons(audit.pid) > 1, 120, phase)  # workers of Spark, that is
+            time.sleep(1)
+        os.killpg(audit.pid, signal.SIGINT)
+        _, said = audit.communicate(timeout=60)
+        assert audit.returncode == 130
+        assert "usher: interrupted" in said
+        assert "Traceback" not in said
+        until(lambda: not _of_session(audit.pid), 20, "nothing of it is left")
+    finally:
+        if _of_session(audit.pid):
+            os.killpg(audit.pid, signal.SIGKILL)
+            audit.wait()
+
+
+def test_audits_at_the_same_time_have_a_log_and_a_spill_folder_each(tmp_path: Path) -> None:
+    with _own_log(tmp_path) as (one, spill):
+        one.write(b"said by one\n")
+        one.flush()
+        (spill / "blockmgr").touch()
+        with _own_log(tmp_path) as (other, elsewhere):
+            assert (Path(one.name).name, Path(other.name).name) == ("spark.log", "spark-2.log")
+            assert spill != elsewhere
+        assert Path(one.name).read_bytes() == b"said by one\n"
+        assert (spill / "blockmgr").exists()
+    with _own_log(tmp_path) as (one, again):
+        assert (Path(one.name).name, Path(one.name).read_bytes()) == ("spark.log", b"")
+        assert (again, list(again.iterdir())) == (spill, []), "what a killed Java has spilt is gone"
