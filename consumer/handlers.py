@@ -15,6 +15,7 @@ from typing import Any
 
 import common
 from common.errors import HandlerUnusable
+from common.printable import told
 from common.ran import left_undone, runs_nothing
 from consumer.context import Message
 from consumer.declared import Batch, batch_of
@@ -110,7 +111,7 @@ def _told(spec: str, module_name: str, problem: BaseException) -> str:
     if isinstance(problem, ModuleNotFoundError) and missing == module_name.partition(".")[0]:
         way_out = "install its project, or name its folder in PYTHONPATH"
         return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path: {way_out}"
-    return f"USHER_HANDLER={spec} cannot be imported: {type(problem).__name__}: {problem}{_place(problem)}"
+    return f"USHER_HANDLER={spec} cannot be imported: {told(problem)}{_place(problem)}"
 
 
 def _place(problem: BaseException) -> str:
