@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -27,15 +26,16 @@ def runs_nothing(function: Callable[..., Any], may_be_async: bool = False) -> st
 
 
 def left_undone(result: object) -> str:
-    """The kind of a result that shows that nothing of the work was done, or that nobody waits for it; else "".
+    """The kind of a result that shows that nothing of the work was done; else "".
 
-    A plain function may return one: a decorator around ``async def``, or one whose parentheses were forgotten; a lambda; a pool's ``submit``.
+    A plain function may return one: a decorator around ``async def``, or one whose parentheses were forgotten; a lambda. A pool's future is none of
+    them: its work runs, whoever waits for it.
 
-    >>> left_undone(None), left_undone({"a": 1}), left_undone(lambda message: None), left_undone(Future())
-    ('', '', 'function', 'Future')
+    >>> left_undone(None), left_undone({"a": 1}), left_undone(lambda message: None)
+    ('', '', 'function')
     """
     is_work = inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
-    if not is_work and not isinstance(result, (FunctionType, MethodType, functools.partial, Future)):
+    if not is_work and not isinstance(result, (FunctionType, MethodType, functools.partial)):
         return ""
     if inspect.iscoroutine(result):
         result.close()  # else Python warns, somewhere else, that it was never awaited

@@ -62,7 +62,7 @@ def load_handler(spec: str) -> Handler:
 
 
 def check_ran(result: object) -> None:
-    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran, or that nobody waits for it (common/ran.py)."""
+    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran (common/ran.py)."""
     if kind := left_undone(result):
         raise HandlerUnusable(
             f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "

@@ -195,10 +195,6 @@ class TestRefused:
         ("text", "kind"),
         [
             ("def retry(times):\n    return lambda function: lambda message: function(message)\n@retry\ndef handle(message): ...", "function"),
-            (
-                "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor()\ndef handle(message): return pool.submit(str)",
-                "Future",
-            ),
             ("import functools\ndef handle(message): return functools.partial(print, message)", "partial"),
             ("async def other(message): ...\ndef handle(message): return other(message)", "coroutine"),
         ],
