@@ -21,7 +21,10 @@ IDMP-MAXSIZE 10000``), that is used, but for delayed messages; else one script p
 
 from __future__ import annotations
 
+import enum
+import os
 import random
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +41,7 @@ from common.streams import pairs
 from common.telemetry import context_fields
 
 T = TypeVar("T")
+Value = str | bytes | int | float
 
 #: Messages of one round trip; more does not make it faster.
 BATCH = 500
@@ -58,7 +62,7 @@ class Outgoing(NamedTuple):
     """
 
     ticket_id: str | None
-    fields: Mapping[str, str | bytes | int]
+    fields: Mapping[str, Value]
     uid: str | None = None
 
 
@@ -70,7 +74,10 @@ class Sent(NamedTuple):
 
 
 class Producer:
-    """Adds messages to one ticket stream, over a link of the caller's thread.
+    """Adds messages to one ticket stream, over a link that nobody else uses.
+
+    Threads may share it, one batch at a time goes out; so may forked children: each has a connection of its own. ``send`` waits for Redis, so on an
+    event loop: ``await asyncio.to_thread(producer.send, "42", {...})``.
 
     ``dedup_s`` 0 (the default) remembers nothing: a uid is then only a field. A call that Redis does not answer is repeated for up to
     ``patience_s`` seconds: always when it certainly did not happen, and otherwise only when every message of it can be recognised.
@@ -88,11 +95,10 @@ class Producer:
         self._dedup_s = dedup_s
         self._patience_s = patience_s
         self._rng = random.Random()
+        self._locks: dict[int, threading.Lock] = {}  # by process: in a forked child another thread's lock is never let go
         self._native: tuple[int, bool] = (0, False)  # connection, and whether its server drops repeats itself
 
-    def send(
-        self, ticket_id: str | None, fields: Mapping[str, str | bytes | int], uid: str | None = None, due_ms: int | None = None
-    ) -> str:
+    def send(self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None) -> str:
         """Add one message; the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
         return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
 
@@ -137,7 +143,7 @@ class Producer:
             if raw_name == self._ticket_field:
                 raise ValueError(f"the field {name!r} names the ticket: give it as ticket_id")
             if raw_name != UID_FIELD:
-                flat += (raw_name, _raw(value))
+                flat += (raw_name, _value(name, value))
         if uid is not None:
             if not 0 < len(uid) <= _LONGEST_UID:
                 raise ValueError(f"a uid has 1 to {_LONGEST_UID} bytes (this one has {len(uid)})")
@@ -163,7 +169,12 @@ class Producer:
                 time.sleep(pause_s)
 
     def _add(self, stream: str, batch: Sequence[tuple[bytes | None, list[bytes]]]) -> list[Sent]:
-        """To the stream, or to its delayed messages."""
+        """To the stream, or to its delayed messages. Replies come in the order of the commands, so one thread at a time waits for its own."""
+        lock = self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
+        with lock:
+            return self._added(stream, batch)
+
+    def _added(self, stream: str, batch: Sequence[tuple[bytes | None, list[bytes]]]) -> list[Sent]:
         if not self._dedup_s:
             return [Sent(entry_id, False) for entry_id in self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])]
         if stream == self._stream and self._server_drops_repeats():
@@ -213,6 +224,19 @@ def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple
     return ("XADD", stream, *known, "*", *flat)
 
 
-def _raw(value: str | bytes | int) -> bytes:
-    """Bytes of a source that are not UTF-8 go out as they came in."""
+def _value(name: str, value: Any) -> bytes:
+    """The value of a field. Raises TypeError for what has no text of its own: nobody could read what Python calls it."""
+    if isinstance(value, (str, bytes, int, float)):
+        return _raw(value)
+    raise TypeError(f"the field {name!r} is of type {type(value).__name__}: give str, bytes, int or float (anything else as JSON), or leave it out")
+
+
+def _raw(value: Value) -> bytes:
+    """Bytes of a source that are not UTF-8 go out as they came in.
+
+    >>> _raw("a"), _raw(1.5), _raw(enum.IntEnum("Colour", "RED").RED)
+    (b'a', b'1.5', b'1')
+    """
+    if isinstance(value, enum.Enum):  # of a text or number: its str() is its name, or not, as the version of Python wants
+        value = value.value
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")

@@ -18,7 +18,6 @@ delivery is never counted as an attempt.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import os
@@ -36,6 +35,7 @@ from common.forked import EndsInChildren
 from common.health import Health, judge
 from common.log import event
 from common.printable import told
+from common.ran import left_undone, runs_nothing
 from common.reading_board import ReadingBoard
 from common.reading_services import LoopOptions, Shared, StreamReader, StreamWriter
 from common.redis_client import CommandRefused, Link
@@ -47,7 +47,7 @@ __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
 log = logging.getLogger(__name__)
 
 Handle = Callable[[StreamMessage], Any]
-_PLAIN = "a reading loop takes plain functions, no `async def` and no generator"
+_PLAIN = "a reading loop takes plain functions that do the work themselves: no `async def`, no generator, no class"
 _POLL_S = 0.02
 #: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies between.
 _FRESH_PART = 0.8
@@ -133,16 +133,13 @@ class StreamRunner(Service):
 
 def _check_ran(result: object) -> None:
     """Raise TypeError when what a handler returned shows that nothing of it ran: its message would count as done."""
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        if inspect.iscoroutine(result):
-            result.close()  # else Python warns, somewhere else, that it was never awaited
-        raise TypeError(f"the handler returned {type(result).__name__!r}, so nothing of the message was done: {_PLAIN}")
+    if kind := left_undone(result):
+        raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
 
 
 def _check_plain(handle: Handle) -> None:
-    for function in (handle, getattr(handle, "__call__", None)):  # noqa: B004
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"calling this handler would run nothing of it: {_PLAIN}")
+    if kind := runs_nothing(handle):
+        raise TypeError(f"this handler is {kind}: {_PLAIN}")
 
 
 class MessageReadingLoop:

@@ -7,6 +7,7 @@ A ``Link`` is one connection that one thread uses. redis-py's own client is not 
 from __future__ import annotations
 
 import enum
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -163,6 +164,7 @@ class Link:
         self._same_server = same_server
         self._elsewhere = False
         self._open = False
+        self._process = 0  # that opened it
         self.connections = 0
         # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
         check(url)
@@ -235,7 +237,7 @@ class Link:
     def _connected(self) -> Any:
         """The connection, open. Raises NotNow: nothing was sent."""
         try:
-            if self._elsewhere:
+            if self._elsewhere or (self._open and self._process != os.getpid()):  # a forked child must not read its parent's replies
                 self._moved_on()
             if self._open:
                 return self._connection
@@ -243,7 +245,7 @@ class Link:
                 self._connection = make_connection(self.url, self._name, self._timeout_s)
             self._connection.connect()
             self._check_server()
-            self._open = True
+            self._open, self._process = True, os.getpid()
             self.connections += 1
             return self._connection
         except redis.AuthenticationError as refused:

@@ -44,7 +44,7 @@ from gunicorn.sock import TCP6Socket, TCPSocket
 from common.backoff import backoff_s
 from common.errors import StartRefused, UsherError
 from common.log import event
-from common.serving_worker import CALM_S, HEAD_BYTES, HttpWorker, TlsSocket, check_head, exchanges
+from common.serving_worker import CALM_S, ENDING, HEAD_BYTES, HttpWorker, TlsSocket, check_head, exchanges
 from common.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -264,6 +264,7 @@ class _Program(BaseApplication):
     def _start(self, worker: Any) -> None:
         host, port = worker.sockets[0].getsockname()[:2]
         worker.cfg.set("graceful_timeout", _LAST_ANSWERS_S)  # this process' own copy: what HTTP waits after the drain
+        _take_signals_back(worker)
         assert self.served is not None
         try:
             self.served.start(port, host)
@@ -281,6 +282,16 @@ class _Program(BaseApplication):
     def _refuse(self, refused: UsherError) -> NoReturn:
         os.write(self._refusals, str(refused).encode(errors="replace")[:4000])
         sys.exit(Arbiter.WORKER_BOOT_ERROR)
+
+
+def _take_signals_back(worker: HttpWorker) -> None:
+    """A handler's module, or a library of it, may have set what SIGTERM does when it was imported: then nothing would drain."""
+    taken = [number for number in ENDING if signal.getsignal(number) != worker.handle_exit]
+    for number in taken:
+        signal.signal(number, worker.handle_exit)
+    if taken:
+        names = ", ".join(number.name for number in taken)
+        event(log, "signals_taken_back", level=logging.WARNING, signals=names, why="the handler's module or a library of it had set them; they drain")
 
 
 class _Arbiter(Arbiter):

@@ -38,6 +38,7 @@ from typing import Any
 from common.endpoints import in_reach
 from common.errors import RedisTrouble, UsherError
 from common.log import event
+from common.ran import runs_nothing
 from common.redis_client import Link
 from common.router.change_reader import ChangeReader
 from common.router.desk import Desk
@@ -123,7 +124,8 @@ class StreamRouter:
         """Entries of the stream ``key`` above ``last_id``; None: from the beginning; NOW: those that are added after this call.
 
         The stream need not exist. ``on_entries`` is called with the subscription and its entries, instead of iteration. ``capacity``: most
-        entries in the channel, beyond which ``policy`` says what happens. Raises ValueError for an id or key that cannot be, and with NOW
+        entries in the channel, beyond which ``policy`` says what happens. Raises ValueError for an id or key that cannot be, TypeError for an
+        ``on_entries`` that calling does not run (``async def``), and with NOW
         RedisTrouble when Redis does not say in 5 s what is now.
         """
         [subscription] = self.subscribe_all([key], last_id, on_entries=on_entries, capacity=capacity, policy=policy)
@@ -144,6 +146,8 @@ class StreamRouter:
             raise ValueError("capacity must be at least 1")
         if self._stopped:
             raise UsherError("this router was stopped")
+        if on_entries is not None and (kind := runs_nothing(on_entries)):
+            raise TypeError(f"on_entries is {kind}: give a plain function")
         last = self._position(last_id)
         names = [self._key(key) for key in keys]
         made: list[Subscription] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ import click
 from common.credentials import check_reach
 from common.errors import HandlerUnusable, StartRefused, UsherError
 from common.log import configure
+from common.printable import told
 from common.redis_at_start import check_at_start
 from common.running_up import resolve_redis_url
 from common.serving import Certificate, check_address, leave, serve
@@ -20,12 +23,17 @@ from consumer.handlers import load_handler
 from consumer.settings import ConsumerSettings
 from consumer.wiring import ConsumerProgram
 
+#: What the child says of a handler that can be used.
+_FINE = "fine"
+
 
 @click.command(help="Run a consumer: it registers at a master and runs HANDLER on the messages handed over to it.")
 @options(ConsumerSettings)
 def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(ConsumerSettings, os.environ, flags)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # what a handler prints is seen, in the order of the log, whatever ends its process
         configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
         check_reach(settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
         if not is_loopback(settings.bind) and not settings.health_url:
@@ -51,20 +59,24 @@ def check_handler(spec: str) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        told = b""
+        problem = _FINE
         try:
             load_handler(spec)
         except HandlerUnusable as unusable:
-            told = str(unusable).encode()
+            problem = str(unusable)
         except BaseException as ended:
-            told = f"USHER_HANDLER={spec} ended the process while it was imported: {ended!r}".encode()
-        os.write(writer, told[:60_000])
+            problem = f"USHER_HANDLER={spec} ended the process while it was imported: {told(ended)}"
+        os.write(writer, problem.encode("utf-8", "backslashreplace")[:60_000])
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as told_by_child:
         problem = told_by_child.read().decode(errors="replace")
-    os.waitpid(child, 0)
-    if problem:
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not problem:  # it came to no word: os._exit(), a segmentation fault in a library
+        how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        shown = "" if code >= 0 else f" (where: `python -X faulthandler -c 'import {spec.partition(':')[0]}'`)"
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: its module ends the process {how} when it is imported{shown}")
+    if problem != _FINE:
         raise HandlerUnusable(problem)
 
 

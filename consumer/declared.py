@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _BATCH = "__usher_batch__"
 _MOST, _LONGEST_WAIT_S = 10_000, 60.0
@@ -52,9 +54,17 @@ def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callabl
 
 
 def batch_of(handler: Callable[..., Any]) -> Batch | None:
-    """What ``@batch`` said of a handler (a function, or an object with a declared ``__call__``); None for one that takes single messages."""
-    for declared in (handler, getattr(handler, "__call__", None)):  # noqa: B004
-        found = getattr(declared, _BATCH, None)
-        if isinstance(found, Batch):
-            return found
-    return None
+    """What ``@batch`` said of a handler; None for one that takes single messages."""
+    return declared(handler, _BATCH, Batch)
+
+
+def declared(handler: Callable[..., Any], attribute: str, kind: type[T]) -> T | None:
+    """What a decorator has noted at a function, the function of a ``functools.partial``, or the ``__call__`` of an object; None if none has."""
+    while True:
+        for place in (handler, getattr(handler, "__call__", None)):  # noqa: B004
+            found = getattr(place, attribute, None)
+            if isinstance(found, kind):
+                return found
+        if not isinstance(handler, functools.partial):
+            return None
+        handler = handler.func

@@ -15,6 +15,8 @@ from typing import Any
 
 import common
 from common.errors import HandlerUnusable
+from common.printable import told
+from common.ran import left_undone, runs_nothing
 from consumer.context import Message
 from consumer.declared import Batch, batch_of
 from consumer.options import HandlerOptions, options_of
@@ -53,22 +55,17 @@ def load_handler(spec: str) -> Handler:
             raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
     if not callable(target):
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
-    _check_one_argument(spec, target)
     _check_runs(spec, target)
+    _check_one_argument(spec, target)
     is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
     return Handler(target, is_async, spec, options_of(target), batch_of(target))
 
 
 def check_ran(result: object) -> None:
-    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran: a coroutine that nobody awaits, or a generator.
-
-    A plain function may return one (a decorator around ``async def``, a lambda), which only its result tells.
-    """
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        if inspect.iscoroutine(result):
-            result.close()  # else Python warns, somewhere else, that it was never awaited
+    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran (common/ran.py)."""
+    if kind := left_undone(result):
         raise HandlerUnusable(
-            f"the handler returned {type(result).__name__!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
+            f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
             f"function (a decorator around one must be 'async def' too), or let the handler wait for the result itself"
         )
 
@@ -83,10 +80,10 @@ def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
 
 
 def _check_runs(spec: str, target: Callable[..., Any]) -> None:
-    """Calling a generator runs nothing of its body: every message would count as handled."""
-    for function in (target, getattr(target, "__call__", None)):  # noqa: B004
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise HandlerUnusable(f"USHER_HANDLER={spec}: it is a generator (there is a yield in it), so calling it would run nothing of it")
+    """Calling a generator, or a class, runs nothing of it: every message would count as handled."""
+    if kind := runs_nothing(target, may_be_async=True):
+        way_out = "; make an object of it in the module, and name that, or that and a method (shop:orders.handle)" if inspect.isclass(target) else ""
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: it is {kind}{way_out}")
 
 
 def _check_clash(module_name: str) -> None:
@@ -114,7 +111,7 @@ def _told(spec: str, module_name: str, problem: BaseException) -> str:
     if isinstance(problem, ModuleNotFoundError) and missing == module_name.partition(".")[0]:
         way_out = "install its project, or name its folder in PYTHONPATH"
         return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path: {way_out}"
-    return f"USHER_HANDLER={spec} cannot be imported: {type(problem).__name__}: {problem}{_place(problem)}"
+    return f"USHER_HANDLER={spec} cannot be imported: {told(problem)}{_place(problem)}"
 
 
 def _place(problem: BaseException) -> str:

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from typing_extensions import Never
+
+from consumer.declared import declared
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ATTRIBUTE = "usher_options"
@@ -36,7 +40,11 @@ def given(asked: float | None, setting: float) -> float:
 
 
 def handler(
-    *, max_attempts: int | None = None, backoff_s: float | None = None, backoff_cap_s: float | None = None, deadline_s: float | None = None
+    *unused: Never,
+    max_attempts: int | None = None,
+    backoff_s: float | None = None,
+    backoff_cap_s: float | None = None,
+    deadline_s: float | None = None,
 ) -> Callable[[F], F]:
     """Decorator of a handler. What is not given is as the settings say.
 
@@ -44,6 +52,8 @@ def handler(
     doubles with each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s`` (USHER_RETRY_CAP_SECONDS). ``deadline_s``: longest it may
     run before its process is ended; 0: no limit (USHER_HANDLER_SECONDS). The function itself stays as it is.
     """
+    if unused:
+        raise TypeError("write @handler() with parentheses, and its options by name: @handler(max_attempts=3)")
     options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s)
 
     def mark(function: F) -> F:
@@ -55,5 +65,4 @@ def handler(
 
 def options_of(function: Callable[..., Any]) -> HandlerOptions:
     """What was asked for at the function's definition."""
-    found = getattr(function, _ATTRIBUTE, None)
-    return found if isinstance(found, HandlerOptions) else HandlerOptions()
+    return declared(function, _ATTRIBUTE, HandlerOptions) or HandlerOptions()

@@ -52,6 +52,7 @@ from common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
 from common.outbox.payload import as_json
 from common.outbox.rows import LONGEST_UID
 from common.outbox.sql_files import queries
+from common.ran import left_undone
 from common.sources import FROM_FIELD
 from common.stream_id import ZERO, rank
 from common.streams import Entry
@@ -138,7 +139,7 @@ class LogConsumer:
         """Read and handle until ``stop`` says so (asked at least every second). Trouble with Redis or the database is waited out, a statement that is
         ended for taking too long (PostgreSQL's statement_timeout) too; while it lasts it is logged once a minute.
 
-        Raises LogLost, OutboxMisused for a state that is no JSON, and whatever ``handle`` raises.
+        Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle`` raises.
         """
         failures, told_s, rng = 0, 0.0, random.Random()
         while not stop():
@@ -234,7 +235,11 @@ class LogConsumer:
         if fresh:
             state = self._load(sql)
             with EndsInChildren():  # they would commit, or roll back, on our connection
-                handle(fresh, state, sql)
+                returned = handle(fresh, state, sql)
+            if kind := left_undone(returned):  # the checkpoint would move over records of which nothing was done
+                raise OutboxMisused(
+                    f"handle returned {kind!r}, so nothing of these records was done: it must be a plain function that does the work itself"
+                )
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
 
     def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:

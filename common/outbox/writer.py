@@ -118,6 +118,9 @@ def _style(connection: Any) -> str | None:
 
 
 def _row(record: LogRecord) -> dict[str, str]:
+    for name, value in (("ticket_id", record.ticket_id), ("action", record.action), ("object", record.object), ("uid", record.uid)):
+        if not isinstance(value, str):
+            raise OutboxMisused(f"this record can become no message: {name} is of type {type(value).__name__}: give a str")
     try:
         check_ticket(record.ticket_id.encode())
         uid = record.uid or uuid.uuid4().hex
@@ -127,6 +130,6 @@ def _row(record: LogRecord) -> dict[str, str]:
         data = as_json("data", {} if record.data is None else record.data).decode()
     except MessageUndecodable as refused:
         raise OutboxMisused(f"this record can become no message: {refused.reason}") from None
-    except (TypeError, ValueError, AttributeError) as refused:
+    except (TypeError, ValueError) as refused:
         raise OutboxMisused(f"this record can become no message: {refused}") from None
     return {"uid": uid, "ticket_id": record.ticket_id, "action": record.action, "object": record.object, "data": data}

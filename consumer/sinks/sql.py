@@ -66,6 +66,7 @@ from typing import Any, TypeVar, cast
 
 from common.forked import EndsInChildren
 from common.log import event
+from common.ran import left_undone, runs_nothing
 from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
 from consumer.sinks.tables import SinkTables, sa
 from consumer.sinks.trouble import translated
@@ -131,12 +132,14 @@ class SqlSink:
         """Decorator: ``handle(message, session)`` becomes a handler of one argument that runs in ``transaction`` and never for a repeat."""
         if inspect.iscoroutinefunction(handle):
             raise SinkMisused("this handler is `async def`: use consumer.sinks.sql_async.AsyncSqlSink")
+        if kind := runs_nothing(handle):
+            raise SinkMisused(f"this handler is {kind}")
 
         @functools.wraps(handle)
         def handle_once(message: M) -> None:
             with self._admitted(message) as session:
                 if session is not None:
-                    handle(message, session)
+                    check_done(handle(message, session))
 
         handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
         return handle_once
@@ -191,6 +194,14 @@ ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.
 def session_in(connection: sa.Connection) -> sa.orm.Session:
     """A session whose commit() ends nothing: the transaction is the sink's."""
     return sa.orm.Session(bind=connection, join_transaction_mode="rollback_only")
+
+
+def check_done(result: object) -> None:
+    """Raise SinkMisused, inside the transaction, where the uid would be stored and nothing of the effect."""
+    if kind := left_undone(result):
+        raise SinkMisused(
+            f"the handler returned {kind!r}, so nothing of the message was done, and nothing is stored: let it wait for the result itself"
+        )
 
 
 @contextlib.contextmanager

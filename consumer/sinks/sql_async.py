@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from common.forked import EndsInChildren
 from common.log import event
 from consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
-from consumer.sinks.sql import ENDED_INSIDE, ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, plain_errors
+from consumer.sinks.sql import ENDED_INSIDE, ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, check_done, plain_errors
 from consumer.sinks.tables import SinkTables
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class AsyncSqlSink:
         async def handle_once(message: M) -> None:
             async with self.transaction(message) as session:
                 if session is not None:
-                    await handle(message, session)
+                    check_done(await handle(message, session))
 
         handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
         return handle_once

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import importlib
 import inspect
 import os
@@ -28,7 +29,8 @@ from common.attempts import Attempts
 from common.clock import now_s
 from common.errors import GiveUp, RetryLater, readable
 from consumer.context import Message, OwnLease
-from consumer.handlers import Handler, load_handler
+from consumer.handlers import Handler, check_ran, load_handler
+from consumer.policy.batches import judge
 from consumer.torture.effects import plain
 from consumer.torture.scenarios import AFTER
 from consumer.torture.steps import Steps
@@ -195,10 +197,25 @@ class _Part:
         steps = Steps(getattr(getattr(source, "__code__", None), "co_filename", ""), place if isinstance(place, int) else None, act)
         if does and place == "before":
             act("the handler")
-        steps.call(lambda: self._called(handler.call, message))
+        steps.call(lambda: self._handled(handler, message))
         if does and (place == AFTER or (isinstance(place, int) and steps.count <= place)):  # there may be fewer lines this time
             act("the acknowledgement")
         return {"ended": "well", "lines": steps.count}
+
+    def _handled(self, handler: Handler, message: Message) -> None:
+        """Call it as a consumer does, a batch handler with a list of one; raises what the message fails with."""
+        call = functools.partial(self._called, handler.call) if handler.is_async else handler.call
+        if handler.batch is None:
+            check_ran(call(message))
+            return
+        returned, raised = None, None
+        try:
+            returned = call([message])
+        except BaseException as problem:
+            raised = problem
+        [verdict] = judge([[message]], returned, raised)
+        if verdict.error is not None:
+            raise verdict.error
 
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result, also of an async function: one event loop per process, as in a consumer."""

@@ -9,7 +9,7 @@ import contextlib
 import random
 import string
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -61,6 +61,21 @@ def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: 
     assert outbox.scalar("SELECT count(*) FROM consumer_uids") == 2
     read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b", "c"]
+
+
+def test_what_runs_nothing_of_the_records_does_not_move_over_them(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+    async def waits(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> None: ...
+
+    def yields(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> Iterator[None]:
+        yield
+
+    send(link, "a", "b")
+    consumer = consumers(outbox)
+    for handle, kind in ((waits, "coroutine"), (yields, "generator")):
+        with pytest.raises(OutboxMisused, match=f"handle returned '{kind}', so nothing of these records was done"):
+            consumer.step(handle)
+    read_all(consumer)
+    assert consumer.state()[1]["uids"] == ["a", "b"]
 
 
 def test_an_engine_in_autocommit_mode_is_refused_before_anything_is_handled(outbox: Outbox, redis_url: str, link: Link) -> None:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,17 @@ def test_plain_sql_gets_a_uid_from_the_database(outbox: Outbox) -> None:
 def test_what_could_become_no_message_is_refused_before_it_is_written(sqlite_outbox: Outbox, record: LogRecord) -> None:
     with sqlite_outbox.engine.begin() as connection, pytest.raises(OutboxMisused, match="can become no message"):
         write_all(connection, [LogRecord("1", "a", "o"), record])
+    assert _staged(sqlite_outbox) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [({"ticket_id": 42}, "int"), ({"ticket_id": b"42"}, "bytes"), ({"action": None}, "NoneType"), ({"uid": uuid.UUID(int=7)}, "UUID")],
+)
+def test_what_is_no_text_is_named(sqlite_outbox: Outbox, wrong: dict[str, Any], kind: str) -> None:
+    [name] = wrong
+    with sqlite_outbox.engine.begin() as connection, pytest.raises(OutboxMisused, match=f"{name} is of type {kind}: give a str"):
+        write(connection, **({"ticket_id": "42", "action": "a", "object": "o"} | wrong))
     assert _staged(sqlite_outbox) == []
 
 

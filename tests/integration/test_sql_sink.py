@@ -298,6 +298,29 @@ def test_an_async_function_is_told_where_to_go(sink: SqlSink) -> None:
         sink.exactly_once(handle)
 
 
+def test_a_function_of_which_a_call_runs_nothing_is_refused(sink: SqlSink) -> None:
+    def yields(mark: Mark, session: Session) -> Any:
+        yield session
+
+    with pytest.raises(SinkMisused, match="this handler is a generator"):
+        sink.exactly_once(yields)
+
+
+def test_a_result_that_shows_that_nothing_was_done_stores_no_uid(engine: sa.Engine, sink: SqlSink) -> None:
+    """Else the message would count as done, now and whenever it comes again."""
+
+    async def later(mark: Mark, session: Session) -> None: ...
+
+    @sink.exactly_once
+    def handle(mark: Mark, session: Session) -> Any:
+        return add(mark, session) if mark.fence == 2 else later(mark, session)
+
+    with pytest.raises(SinkMisused, match="the handler returned 'coroutine', so nothing of the message was done"):
+        handle(Mark("T", "u", 1, 10))
+    handle(Mark("T", "u", 2, 10))
+    assert accounts(engine) == {"T": 10}
+
+
 def test_a_database_that_takes_no_writes_is_not_now_and_goes_on_when_it_does(engine: sa.Engine, database_url: str, sink: SqlSink) -> None:
     """A standby that a failover has not promoted yet, or a server that was set so because its disk is nearly full."""
     if engine.dialect.name == "sqlite":

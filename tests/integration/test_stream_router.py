@@ -349,3 +349,12 @@ def test_an_idle_subscription_is_less_than_a_kibibyte(url: str, mode: Mode) -> N
             tracemalloc.stop()
         assert each < 1024, each
         assert len(subscriptions) == count
+
+
+def test_a_callback_of_which_a_call_runs_nothing_is_refused() -> None:
+    async def waits(subscription: object, entries: object) -> None: ...
+
+    router = StreamRouter(_NOWHERE)
+    with pytest.raises(TypeError, match="on_entries is `async def`"):
+        router.subscribe("tickets:42", on_entries=waits)  # type: ignore[arg-type]
+    router.stop()

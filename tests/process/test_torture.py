@@ -22,6 +22,7 @@ _HANDLERS = '''
 import contextlib, fcntl, json, os, time
 from common.errors import RetryLater
 from common.redis_client import Link
+from consumer import batch
 from consumer.sinks.redis_guard import RedisGuard
 
 @contextlib.contextmanager
@@ -47,6 +48,27 @@ def fenced(message):
         pages.setdefault(message.ticket_id, []).append(message.fields["amount"])
         page["fence"] = message.fence
         page["uids"].append(message.uid)
+
+@batch(most=5)
+def fenced_batch(messages):
+    failed = {}
+    for message in messages:
+        try:
+            fenced(message)
+        except Exception as problem:
+            failed[message] = problem
+    return failed
+
+@batch()
+async def naive_batch(messages):
+    for message in messages:
+        naive(message)
+
+async def waits(message):
+    fenced(message)
+
+def forgets_to_wait(message):
+    return waits(message)
 
 def asks_first(message):
     with book() as pages:
@@ -142,6 +164,19 @@ def test_the_redis_guard_is_safe(folder: Path) -> None:
 def test_whatever_a_handler_raises_before_it_is_done_does_not_end_the_stage(folder: Path) -> None:
     done = torture(folder, "shop:raises_anything", "--effect", "shop:pages", "--stops", "1")
     assert (done.returncode, "SAFE: after each of" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("handler", "code"), [("fenced_batch", 0), ("naive_batch", 1), ("waits", 0)])
+def test_batch_and_async_handlers_are_called_as_a_consumer_calls_them(folder: Path, handler: str, code: int) -> None:
+    done = torture(folder, f"shop:{handler}", "--effect", "shop:pages", "--stops", "1", "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert verdict(done)["sent_twice"]["safe"] is (code == 0)
+
+
+def test_a_handler_of_which_nothing_runs_in_a_consumer_is_not_safe(folder: Path) -> None:
+    done = torture(folder, "shop:forgets_to_wait", "--effect", "shop:pages", "--stops", "1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the handler returned 'coroutine', so nothing of the message was done" in done.stderr
 
 
 def test_a_naive_counter_is_not_and_the_user_is_told_why(folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import HandlerUnusable
 from consumer.declared import Batch
-from consumer.handlers import load_handler
+from consumer.handlers import check_ran, load_handler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,7 +167,6 @@ class TestRefused:
         write(project, "orders.py", f"{kind} {signature}: ...")
         assert refusal("orders:handle") == "USHER_HANDLER=orders:handle: it must take exactly one argument, the message"
 
-
     @pytest.mark.parametrize(
         "text",
         [
@@ -180,6 +179,30 @@ class TestRefused:
         """Each of its messages would count as handled."""
         write(project, "orders.py", text)
         assert "it is a generator" in refusal("orders:handle")
+
+    @pytest.mark.parametrize(
+        "text", ["def __init__(self, database): ...\n    def __call__(self, message): ...", "def __call__(self, message): ...", "pass"]
+    )
+    def test_a_class_of_which_calling_it_only_makes_an_object(self, project: Path, text: str) -> None:
+        """Each of its messages would count as handled."""
+        write(project, "orders.py", f"class Orders:\n    {text}")
+        told = (
+            "it is a class: calling it makes an object, and handles nothing; make an object of it in the module, and name that, or that and a method"
+        )
+        assert refusal("orders:Orders") == f"USHER_HANDLER=orders:Orders: {told} (shop:orders.handle)"
+
+    @pytest.mark.parametrize(
+        ("text", "kind"),
+        [
+            ("def retry(times):\n    return lambda function: lambda message: function(message)\n@retry\ndef handle(message): ...", "function"),
+            ("import functools\ndef handle(message): return functools.partial(print, message)", "partial"),
+            ("async def other(message): ...\ndef handle(message): return other(message)", "coroutine"),
+        ],
+    )
+    def test_only_its_result_shows_that_nothing_was_done(self, project: Path, text: str, kind: str) -> None:
+        write(project, "orders.py", text)
+        with pytest.raises(HandlerUnusable, match=f"the handler returned '{kind}', so nothing of the message was done"):
+            check_ran(load_handler("orders:handle").call("m"))  # type: ignore[arg-type]
 
 
 class TestClash:

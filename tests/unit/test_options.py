@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from common.settings import load
-from consumer import GiveUp, Message, RetryLater, handler
+from consumer import GiveUp, Message, RetryLater, batch, handler
+from consumer.declared import Batch, batch_of
 from consumer.options import HandlerOptions, given, options_of
 from consumer.policy.outcome import RetryPolicy
 from consumer.settings import ConsumerSettings
@@ -21,6 +23,33 @@ def test_the_function_stays_as_it_is_and_says_what_it_asked_for() -> None:
 
     assert options_of(handle) == HandlerOptions(2, None, None, 30)
     assert handle.__name__ == "handle"
+
+
+def test_options_and_batches_are_found_at_the_function_of_a_partial_and_at_the_call_of_an_object() -> None:
+    @handler(max_attempts=2)
+    @batch(most=7)
+    def handle(database: object, messages: list[Message]) -> None: ...
+
+    class Orders:
+        @handler(max_attempts=2)
+        @batch(most=7)
+        def __call__(self, messages: list[Message]) -> None: ...
+
+    for found in (partial(handle, None), partial(partial(handle), None), Orders(), partial(Orders())):
+        assert options_of(found) == HandlerOptions(2)
+        assert batch_of(found) == Batch(7, 0.01, 1)
+
+
+def test_what_a_partial_asks_for_itself_stands_above_its_function() -> None:
+    @handler(max_attempts=2)
+    def handle(database: object, message: Message) -> None: ...
+
+    assert options_of(handler(max_attempts=3)(partial(handle, None))) == HandlerOptions(3)
+
+
+def test_without_parentheses_it_says_so() -> None:
+    with pytest.raises(TypeError, match=r"write @handler\(\) with parentheses"):
+        handler(print)  # type: ignore[arg-type]
 
 
 def test_one_that_asks_for_nothing_has_what_the_settings_say() -> None:

@@ -1,0 +1,108 @@
+"""common/producer.py: one Producer for all threads of a process and for what it forks, and what the values of fields may be."""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+import traceback
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from common.producer import Producer
+from common.redis_client import Link
+from tests.integration.factories import World
+
+STREAM = "ticket_stream"
+
+
+def sends(producer: Producer, url: str, who: str, count: int) -> list[str]:
+    """Send, and look each time whether the answer is the id of what was sent: the ids of those that were not."""
+    wrong = []
+    own = Link(url, f"test:{who}")
+    for number in range(count):
+        sent = producer.send(who, {"text": f"{who}-{number}"})
+        [[_, fields]] = own.call("XRANGE", STREAM, sent, sent)
+        if f"{who}-{number}".encode() not in fields:
+            wrong.append(sent)
+    own.close()
+    return wrong
+
+
+def in_child(work: Callable[[], bool]) -> int:
+    """The exit code of a child that does it: 0 when it was true."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        code = 0 if work() else 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def test_threads_that_share_one_get_each_their_own_answers(link: Link, redis_url: str) -> None:
+    producer = Producer(link)
+    wrong: list[str] = []
+    threads = [threading.Thread(target=lambda who=f"t{n}": wrong.extend(sends(producer, redis_url, who, 100))) for n in range(4)]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert link.call("XLEN", STREAM) == 400
+
+
+def test_a_forked_child_does_not_read_the_replies_of_its_parent(redis_url: str) -> None:
+    producer = Producer(Link(redis_url, "test:parent"))
+    producer.send("parent", {"text": "first"})
+    children: list[int] = []
+    threads = [
+        threading.Thread(target=lambda who=f"c{n}": children.append(in_child(lambda: not sends(producer, redis_url, who, 50))))  # type: ignore[misc]
+        for n in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    wrong = sends(producer, redis_url, "parent", 50)
+    for thread in threads:
+        thread.join(60)
+    assert (children, wrong) == ([0, 0], [])
+    assert producer._link.connections == 1, "the parent's connection goes on"
+
+
+def test_a_child_that_is_forked_while_a_thread_sends_is_not_held_up(redis_url: str) -> None:
+    producer = Producer(Link(redis_url, "test:parent"), patience_s=0)
+    producer.send("parent", {"text": "first"})
+    with producer._locks[os.getpid()]:  # as another thread that waits for Redis
+        forked: list[int] = []
+        thread = threading.Thread(target=lambda: forked.append(in_child(lambda: bool(producer.send("child", {"text": "hello"})))), daemon=True)
+        thread.start()
+        thread.join(20)
+    assert forked == [0]
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+def test_an_enum_is_sent_as_its_value(world: World) -> None:
+    Producer(world.link).send("42", {"colour": Colour.RED, "number": Number.ONE, "price": 1.5})
+    [[_, fields]] = world.link.call("XRANGE", STREAM, "-", "+")
+    assert fields == [b"ticket_id", b"42", b"colour", b"red", b"number", b"1", b"price", b"1.5"]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(None, "NoneType"), ({"a": 1}, "dict"), ([1], "list"), (bytearray(b"x"), "bytearray"), (uuid.UUID(int=1), "UUID")]
+)
+def test_what_has_no_text_of_its_own_is_refused_by_the_name_of_its_field(world: World, value: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"the field 'note' is of type {kind}: give str, bytes, int or float"):
+        Producer(world.link).send("42", {"note": value})
+    assert world.link.call("XLEN", STREAM) == 0

@@ -1,0 +1,77 @@
+"""What a handler's module may do to its process: set signals, print, end it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from common.redis_client import Link
+from tests.process.crew import KEYS, Crew
+from tests.process.machine import USHER, environ_for
+
+pytestmark = pytest.mark.process
+
+_SETS_SIGNALS = """
+import signal
+import time
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def handle(message):
+    print("printed of", message.ticket_id)
+    time.sleep(float(message.fields["takes_s"]))
+    print("done with", message.ticket_id)
+"""
+FILES = {
+    "sets_signals.py": _SETS_SIGNALS,
+    "leaves.py": "import os\nos._exit(3)",
+    "crashes.py": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+    "odd.py": "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\n    __repr__ = __str__\nraise Odd",
+    "surrogate.py": "raise ValueError('a\\udcffb')",
+}
+
+
+def test_a_module_that_sets_signals_does_not_keep_its_consumer_from_draining(folder: Path, link: Link) -> None:
+    with Crew(folder, link.url) as crew:
+        crew.start(1, ["c1"], "sets_signals:handle")
+        assert [said["signals"] for said in crew.events("signals_taken_back")] == ["SIGTERM, SIGINT"]
+        link.call("XADD", KEYS.stream, "*", "ticket_id", "42", "takes_s", "1")
+        # Not at its end only: whoever looks for what hangs must see it.
+        crew.until(lambda: "printed of 42" in crew.log(), 10, "what was printed is seen")
+        began_s = time.monotonic()
+        assert crew.stop("c1") == 0
+        assert time.monotonic() - began_s < 15
+        assert "done with 42" in crew.log()
+        assert link.call("XPENDING", KEYS.stream, KEYS.group)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("leaves", "its module ends the process with exit code 3 when it is imported"),
+        ("crashes", "its module ends the process by SIGSEGV when it is imported"),
+        ("odd", "cannot be imported: Odd: (its text cannot be had: RuntimeError)"),
+        ("surrogate", "cannot be imported: ValueError: a\\udcffb"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_before_anything_starts(folder: Path, redis_url: str, module: str, says: str) -> None:
+    command = [*USHER, "consumer", "--consumer-name", "c1", "--handler", f"{module}:handle", "--redis-url", redis_url]
+    done = subprocess.run(
+        [*command, "--master-urls", "http://127.0.0.1:1"],
+        cwd=folder,
+        env=environ_for(folder),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"usher consumer: USHER_HANDLER={module}:handle")
+    assert says in line
