@@ -1,0 +1,60 @@
+"""A consumer that is started while another process still has its name: it takes over when that ends, however it ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from common.redis_client import Link
+from common.run_log import CRASHED
+from tests.process.crew import KEYS, Crew
+from tests.process.test_aborts import runs_of
+from tests.topologies import figures
+
+pytestmark = pytest.mark.process
+
+#: So long that who waits for the lease to end is told apart.
+_LEASE_S, _AT_ONCE_S = 30, 8
+
+
+def _registered(crew: Crew, name: str, times: int, within_s: float) -> float:
+    """Seconds until ``name`` has logged that it is registered for so many times."""
+    began_s = time.monotonic()
+    crew.until(lambda: len(crew.events("registered", name)) >= times, within_s, f"{name} is registered")
+    return time.monotonic() - began_s
+
+
+def test_who_waits_for_a_name_takes_it_when_its_holder_is_killed_and_so_does_who_comes_after_that(folder: Path, link: Link) -> None:
+    """It was not the holder of the name's lock when it began: it is now."""
+    environ = {"USHER_LEASE_SECONDS": str(_LEASE_S), "USHER_DEMO_WORK_MS": "60000"}
+    with Crew(folder, link.url, **environ) as crew:
+        crew.start(1, ["c1"])
+        [entry_id] = [link.call("XADD", KEYS.stream, "*", "ticket_id", "T", "number", 1).decode()]
+        crew.until(lambda: len(crew.executions()) == 1, 20, "its handler runs")
+        crew.run("second", "consumer", USHER_CONSUMER_NAME="c1", USHER_HANDLER="common.demo.handlers:record", USHER_MASTER_URLS=crew.masters[0])
+        crew.until(lambda: crew.events("name_in_use", "second"), 20, "the second one waits")
+        crew.kill_both("c1")
+        second_s = _registered(crew, "second", 1, _LEASE_S + 10)
+        assert [event["id"] for event in crew.events("handler_crashed", "second")] == [entry_id], "it told what its predecessor was running"
+        crew.until(lambda: len(crew.executions()) == 2, 10, "the ticket goes on")
+        crew.kill_worker("second")
+        third_s = _registered(crew, "second", 2, _LEASE_S + 10)
+        figures(second_s=second_s, third_s=third_s)
+        assert max(second_s, third_s) < _AT_ONCE_S
+
+
+def test_what_a_former_process_was_running_is_told_once_however_many_come_after_it(folder: Path, link: Link) -> None:
+    """Those that find no master begin no journal of their own, and left its."""
+    with Crew(folder, link.url, USHER_DEMO_WORK_MS="60000") as crew:
+        crew.start(1, ["c1"])
+        link.call("XADD", KEYS.stream, "*", "ticket_id", "T", "number", 1)
+        crew.until(lambda: len(crew.executions()) == 1, 20, "its handler runs")
+        crew.kill_both("master-1")
+        for times in range(1, 4):
+            crew.kill_worker("c1")
+            crew.until(lambda times=times: len(crew.events("consumer_starts", "c1")) > times, 20, "it is back")
+            crew.until(lambda: crew.events("turn_failed", "c1"), 20, "it asks, and nobody is there")
+        crew.until(lambda: len(crew.events("turn_failed", "c1")) >= 3, 20, "each of them has asked")
+        assert [run.outcome for run in runs_of(link)] == [CRASHED]
