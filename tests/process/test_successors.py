@@ -58,3 +58,18 @@ def test_what_a_former_process_was_running_is_told_once_however_many_come_after_
             crew.until(lambda: crew.events("turn_failed", "c1"), 20, "it asks, and nobody is there")
         crew.until(lambda: len(crew.events("turn_failed", "c1")) >= 3, 20, "each of them has asked")
         assert [run.outcome for run in runs_of(link)] == [CRASHED]
+
+
+def test_a_consumer_that_died_before_the_clock_of_redis_was_set_back_keeps_neither_its_tickets_nor_its_name(folder: Path, link: Link) -> None:
+    """Its lease would last for as long as the step."""
+    with Crew(folder, link.url, USHER_DEMO_WORK_MS="2000") as crew:
+        crew.start(1, ["c1"])
+        entry_id = link.call("XADD", KEYS.stream, "*", "ticket_id", "T", "number", 1).decode()
+        crew.until(lambda: len(crew.executions()) == 1, 20, "its handler runs")
+        crew.kill_both("c1")
+        [incarnation] = [event["consumer"] for event in crew.events("registered", "c1")]
+        assert link.call("PEXPIRE", KEYS.lease(incarnation), 7_200_000) == 1
+        more = {"USHER_CONSUMER_NAME": "c1", "USHER_STATE_DIR": str(folder / "elsewhere")}
+        crew.run("elsewhere", "consumer", USHER_HANDLER="common.demo.handlers:record", USHER_MASTER_URLS=crew.masters[0], **more)
+        crew.wait_until_handled([entry_id], within_s=40)
+        crew.wait_until_settled(link)
