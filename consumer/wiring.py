@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -214,14 +215,16 @@ class ConsumerProgram:
 
     def _tell_of_former(self) -> None:
         """Tell what the former process of our name was running when it ended, if it left a journal; as soon as we hold its lock, and once: one that
-        has been told is removed, or our successor would tell it again, should we not come as far as to begin our own."""
+        has been told is removed, or our successor would tell it again, should we not come as far as to begin our own. Removed, not written over:
+        where its lock was begun anew, a process of a former version may have it mapped."""
         settings, path = self._settings, None if self._former_is_told else self._journal_path()
         if path is None:
             return
-        former = read_journal(path, self._origin())
+        former = None if self._lock.is_anew else read_journal(path, self._origin())
         if former is not None:
             Predecessor(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length).tell()
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
         self._former_is_told = True
 
     def _origin(self) -> str:
@@ -242,7 +245,7 @@ class ConsumerProgram:
             # is dead: registering waits until its lease has ended, and is refused for as long as it lives.
             if not self._lock_is_missed:
                 event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
-            self._lock_is_missed, lock = True, NO_LOCK
+            self._lock_is_missed, lock = True, self._lock.begin_anew() or NO_LOCK
         return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock)
 
     def stop(self) -> None:

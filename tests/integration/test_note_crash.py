@@ -103,7 +103,7 @@ def test_nothing_is_given_back_once_the_message_has_started_again(world: World, 
 
 
 def test_what_another_owner_charged_ahead_is_not_given_back_and_its_crash_counts(world: World, leader: LeaderSteps, dead: Owner) -> None:
-    """The first one was stopped for longer than its lease, and knew why it ended when it went on; its successor comes when another runs the message."""
+    """The first one was stopped for longer than its lease, and knew why it ended when it went on; its successor comes while another runs it."""
     world.link.call("HSET", world.keys.attempts, "1-1", encode(Attempts(losses=2)))
     took_back = leader_takes_all(world, leader, dead)
     assert b"1-1" in took_back

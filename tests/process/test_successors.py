@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.redis_client import Link
@@ -17,6 +18,12 @@ pytestmark = pytest.mark.process
 
 #: So long that who waits for the lease to end is told apart.
 _LEASE_S, _AT_ONCE_S = 30, 8
+
+
+def start_next(crew: Crew, process: str, **environ: str) -> None:
+    """Start a consumer with the name c1."""
+    ours = {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "common.demo.handlers:record", "USHER_MASTER_URLS": crew.masters[0]}
+    crew.run(process, "consumer", **(ours | environ))
 
 
 def _registered(crew: Crew, name: str, times: int, within_s: float) -> float:
@@ -33,7 +40,7 @@ def test_who_waits_for_a_name_takes_it_when_its_holder_is_killed_and_so_does_who
         crew.start(1, ["c1"])
         [entry_id] = [link.call("XADD", KEYS.stream, "*", "ticket_id", "T", "number", 1).decode()]
         crew.until(lambda: len(crew.executions()) == 1, 20, "its handler runs")
-        crew.run("second", "consumer", USHER_CONSUMER_NAME="c1", USHER_HANDLER="common.demo.handlers:record", USHER_MASTER_URLS=crew.masters[0])
+        start_next(crew, "second")
         crew.until(lambda: crew.events("name_in_use", "second"), 20, "the second one waits")
         crew.kill_both("c1")
         second_s = _registered(crew, "second", 1, _LEASE_S + 10)
@@ -69,7 +76,41 @@ def test_a_consumer_that_died_before_the_clock_of_redis_was_set_back_keeps_neith
         crew.kill_both("c1")
         [incarnation] = [event["consumer"] for event in crew.events("registered", "c1")]
         assert link.call("PEXPIRE", KEYS.lease(incarnation), 7_200_000) == 1
-        more = {"USHER_CONSUMER_NAME": "c1", "USHER_STATE_DIR": str(folder / "elsewhere")}
-        crew.run("elsewhere", "consumer", USHER_HANDLER="common.demo.handlers:record", USHER_MASTER_URLS=crew.masters[0], **more)
+        start_next(crew, "elsewhere", USHER_STATE_DIR=str(folder / "elsewhere"))
         crew.wait_until_handled([entry_id], within_s=40)
         crew.wait_until_settled(link)
+
+
+_POOL = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from common.demo.handlers import record
+
+_pool = []
+
+
+def handle(message):
+    if not _pool:  # its children are forked, outlive us, and wait for ever
+        _pool.append(ProcessPoolExecutor(1, get_context("fork")))
+        _pool[0].submit(os.getpid).result()
+    record(message)
+"""
+
+
+def test_a_child_that_a_killed_consumer_left_behind_is_waited_for_once_and_not_by_all_that_come_after_it(folder: Path, link: Link) -> None:
+    (folder / "pooled.py").write_text(_POOL)
+    lease_s = 10
+    with Crew(folder, link.url, USHER_LEASE_SECONDS=str(lease_s), USHER_CONCURRENCY="1") as crew:
+        crew.start(1, ["c1"], "pooled:handle")
+        took_s = []
+        for times in range(2, 4):
+            entry_id = link.call("XADD", KEYS.stream, "*", "ticket_id", "T", "number", 1).decode()
+            crew.wait_until_handled([entry_id], within_s=30)
+            if times == 2:
+                assert psutil.Process(crew.worker_of("c1")).children(), "it has a pool"
+                (folder / "pooled.py").write_text("from common.demo.handlers import record as handle")  # who comes after it has none
+            crew.kill_worker("c1")
+            took_s.append(_registered(crew, "c1", times, lease_s + 20))
+        figures(with_the_child_of_its_predecessor_s=took_s[0], after_that_s=took_s[1])
+        assert took_s[1] < 5 < took_s[0]
