@@ -106,7 +106,7 @@ _AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_a
 _GATHERING = ("gather", "share", "look_at_sources")
 _MASTER_SENDS = (
     *("xread", "xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "xgroup|create", "client|tracking"),
-    *("get", "mget", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel", "xadd", "time"),
+    *("get", "mget", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel", "pexpire", "xadd", "time"),
     *("zrange", "zcard", "zscore", "xdel", "zrem"),
 )
 _READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")

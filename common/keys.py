@@ -116,8 +116,8 @@ class Keys:
 
     @property
     def counters(self) -> str:
-        """Hash, never deleted: the last epoch, fence and generation, and the version of the rules. Written by elect,
-        hand_over, next_generation, change_rules."""
+        """Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the longest lease that a consumer got, in ms,
+        with the first generation of which that is known. Written by elect, hand_over, next_generation, change_rules, register."""
         return self.prefix + "counters"
 
     @property

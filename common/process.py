@@ -13,6 +13,7 @@ would each prove the other dead, which lives: give them different names, or rebo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -42,16 +43,20 @@ class NameLock:
       outlive the worker, which is the process that has to be proved dead.
     * It is close-on-exec: a program that a handler starts does not keep the name. A child *forked* by a handler does, because it may
       still be doing that handler's work.
-    * The file is never unlinked. Were it, a starter that opened it just before would lock an inode without a name while the next one
-      locks a new file: two holders. And the inode number of the evidence would be free for another file. An inode that is open keeps
-      its number, so even if somebody else tidies the folder, equal numbers mean the same lock; unequal ones only mean that the
-      successor has to wait for the lease.
+    * The file is unlinked only where children of a dead holder keep its lock, maybe for ever (``begin_anew``). An inode that is open keeps its
+      number, so even then, or if somebody tidies the folder, equal numbers mean the same lock; unequal ones only mean that the successor
+      has to wait for the lease.
+    * A second file, ``<name>.process``, has a record lock, which children do not inherit: it tells the holder from its children. Nothing is
+      proved by it; and no descriptor of it is ever closed, because that would free it.
     """
 
     def __init__(self, state_folder: Path, name: str) -> None:
         self.path = state_folder / "locks" / f"{name}.lock"
         self._descriptor: int | None = None
         self._taken_by = 0
+        self._process: int | None = None  # the descriptor of the second file
+        #: Whether children of the former holder have its lock still, and what it left is not ours to read.
+        self.is_anew = False
 
     def acquire(self) -> str | None:
         """Take the lock for the life of this process.
@@ -77,7 +82,31 @@ class NameLock:
                 return NO_LOCK
             raise StartRefused(f"USHER_STATE_DIR: {self.path} cannot be locked: {problem}") from problem
         self._descriptor, self._taken_by = descriptor, os.getpid()
+        self._is_the_process()
         return self._evidence(descriptor)
+
+    def begin_anew(self) -> str | None:
+        """After ``acquire`` has answered None: if the holder itself has ended, and only children of it are left, take a new lock that they do not
+        have. It proves nothing about that holder, whose children may be at its work: its lease is waited for. But who comes after us need not
+        wait for ours. None: the holder lives."""
+        if not self._is_the_process():
+            return None
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        evidence = self.acquire()
+        self.is_anew = evidence is not None
+        return evidence
+
+    def _is_the_process(self) -> bool:
+        """Whether this process has, or gets, the record lock."""
+        try:
+            if self._process is None:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._process = os.open(self.path.with_suffix(".process"), flags, 0o600)
+            fcntl.lockf(self._process, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # somebody has it, or the file system has no such locks
+            return False
+        return True
 
     @staticmethod
     def _evidence(descriptor: int) -> str:

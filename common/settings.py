@@ -53,6 +53,8 @@ def _webhook(value: str) -> str:
     return value
 
 
+#: What lasts longer in Redis is of a clock that was set back (master/long_leases.py).
+LONGEST_OWNER_LEASE_S = 3600
 #: The pattern of a field with a few choices.
 _CHOICES = re.compile(r"\^\(([a-z|]+)\)\$")
 
@@ -111,7 +113,7 @@ class CommonSettings(BaseModel):
     )
     group: str = Field("concurrency_stream_group", pattern=r"^[A-Za-z0-9._-]{1,128}$", description="Consumer group of the ticket stream.")
     ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
-    lease_seconds: float = Field(10.0, ge=0.5, le=3600, description="Life of a consumer's lease; it is renewed every third of it.")
+    lease_seconds: float = Field(10.0, ge=0.5, le=LONGEST_OWNER_LEASE_S, description="Life of a consumer's lease; it is renewed every third of it.")
     api_token: str = Field("", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none.")
     viewer_token: str = Field("", description="Bearer token with which one may look and nothing else, at masters and at consumers. Empty: none.")
     tls_cert: Path | None = Field(None, description="Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP.")

@@ -12,7 +12,7 @@ import orjson
 
 from common.clock import now_s
 from common.log import event
-from common.registration import Registration
+from common.registration import NO_LOCK, Registration
 from common.service import Ended, Service
 from consumer.master_client import MasterClient, MasterUnavailable
 
@@ -47,7 +47,7 @@ class Registrar(Service):
     def __init__(
         self, ask: Callable[[], Registration], masters: MasterClient, on_taken: Callable[[Taken], None], before: Callable[[], None] = lambda: None
     ) -> None:
-        """``ask`` makes a registration with a uuid of its own. ``before`` must have succeeded before it is sent; then it does nothing more."""
+        """``ask`` makes a registration with a uuid of its own and the evidence of this moment. ``before`` must have succeeded before one is sent."""
         super().__init__()
         self._ask = ask
         self._asked = ask()
@@ -55,16 +55,21 @@ class Registrar(Service):
         self._on_taken = on_taken
         self._before = before
         self._was_over = False  # the last answer was 410
+        self._was_held = False  # it was 409
         self._quiet_until_s = -math.inf  # nothing is said of a held name
         self.is_done = False
 
     def run_once(self) -> float:
+        if self._was_held and self._asked.lock == NO_LOCK:
+            # Who has the name may have ended since, and the lock of the name be ours now: then nobody waits for that one's lease.
+            anew = self._ask()
+            self._asked = anew if anew.lock != NO_LOCK else self._asked
         self._before()
         asked = self._asked
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
         answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
-        was_over, self._was_over = self._was_over, answer.status == 410
+        was_over, self._was_over, self._was_held = self._was_over, answer.status == 410, answer.status == 409
         if answer.status in (200, 201):
             self._accepted(answer.document, answer.sent_s)
             raise Ended

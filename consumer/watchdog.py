@@ -64,10 +64,10 @@ class Watchdog(Service):
         return self._every_s
 
     def _end(self, hung: list[Message]) -> None:
+        charged = {message.stream_id: _charge(message) for message in hung}  # first: one that raises after all counts that itself
         self._journal.blame(message for message in hung if not message.shares_call)
         for message in hung:
             event(log, "handler_hangs", level=logging.ERROR, **message.facts())
-        charged = {message.stream_id: _charge(message) for message in hung}
         runs = [Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, 0) for message in hung]
         record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
         try:

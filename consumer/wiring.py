@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -193,6 +194,8 @@ class ConsumerProgram:
         self._leave = leave
         self._handler = load_handler(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
+        self._lock_is_missed = False  # it was said that somebody else holds it
+        self._former_is_told = False
         self._journal: Journal | None = None
         self._incarnation: Incarnation | None = None
         self._registrar: Registrar | None = None
@@ -207,16 +210,22 @@ class ConsumerProgram:
         settings = self._settings
         health_url = settings.health_url or f"{url_of(host, port, settings.tls_cert is not None)}/api/health"
         event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
-        self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin, self._predecessor())
+        self._registrar = Registrar(lambda: self._ask(health_url), _masters(settings, None), self._begin, self._tell_of_former)
         self._registrar.start()
 
-    def _predecessor(self) -> Callable[[], None]:
-        """Tells what the former process of our name was running when it ended, if it left a journal and we hold its lock."""
-        settings, path = self._settings, self._journal_path()
-        former = read_journal(path, self._origin()) if path is not None else None
-        if former is None:
-            return lambda: None
-        return Predecessor(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length).tell
+    def _tell_of_former(self) -> None:
+        """Tell what the former process of our name was running when it ended, if it left a journal; as soon as we hold its lock, and once: one that
+        has been told is removed, or our successor would tell it again, should we not come as far as to begin our own. Removed, not written over:
+        where its lock was begun anew, a process of a former version may have it mapped."""
+        settings, path = self._settings, None if self._former_is_told else self._journal_path()
+        if path is None:
+            return
+        former = None if self._lock.is_anew else read_journal(path, self._origin())
+        if former is not None:
+            Predecessor(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length).tell()
+        with contextlib.suppress(OSError):
+            path.unlink()
+        self._former_is_told = True
 
     def _origin(self) -> str:
         """What a journal must say to be believed: of this boot, and of this stream and group, where another consumer of our name may have been."""
@@ -234,8 +243,9 @@ class ConsumerProgram:
         if lock is None:
             # Another consumer of that name, or a child that a former one left behind. Without the lock there is no proof that the former
             # is dead: registering waits until its lease has ended, and is refused for as long as it lives.
-            event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
-            lock = NO_LOCK
+            if not self._lock_is_missed:
+                event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
+            self._lock_is_missed, lock = True, self._lock.begin_anew() or NO_LOCK
         return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock)
 
     def stop(self) -> None:

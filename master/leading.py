@@ -38,7 +38,7 @@ class Leading:
         doorbell = Doorbell(link("doorbell", 0.5), keys.stream)
         dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
         self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), doorbell)
-        self.roster = RosterReader(link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post)
+        self.roster = RosterReader(link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post, place.lease_ms)
         asker = Asker(place.hosts, BOUNDS, settings.tls_ca)
         self.health = HealthChecker(link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker, self._members)
         self._bell = Bell(metrics, settings.dead_letter_webhook, "master", keys)

@@ -30,10 +30,11 @@ class RegistrationOver(UsherError):
 
 @dataclass(frozen=True)
 class Registered:
-    """``created`` is False when the same process registered before: nothing changed. ``left_ms`` is what is left of its lease."""
+    """``created`` is False when the same process registered before: nothing changed. ``left_ms`` is what is left of its lease of ``lease_ms``."""
 
     registration: Registration
     created: bool
+    lease_ms: int
     left_ms: int
 
 
@@ -68,17 +69,14 @@ class Membership:
 
     def _again(self, mine: Registration) -> Registered:
         """The same process asks again, or its request comes a second time when it is dead already: so its lease is not made longer, and
-        one that has ended never begins again."""
+        one that has ended never begins again. Another master may have given it, for longer or shorter: it gets none that is longer than noted."""
         lease = self._keys.lease(mine.incarnation)
-        state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])
-        for reply in (state, left_ms):
-            if isinstance(reply, Exception):
-                raise reply
+        state, left_ms, longest = self._link.all_of([("GET", lease), ("PTTL", lease), ("HGET", self._keys.counters, "lease")])
         if state is None or left_ms <= 0:
             raise RegistrationOver
         if state != b"live":
             raise NameInUse(left_ms)
-        return Registered(mine, created=False, left_ms=left_ms)
+        return Registered(mine, created=False, lease_ms=min(self.lease_ms, int(longest or self.lease_ms)), left_ms=left_ms)
 
     def _former(self, name: str, stored: bytes) -> Registration | None:
         try:
@@ -95,12 +93,12 @@ class Membership:
         former_lease = keys.lease(former.incarnation if former is not None else new.incarnation)
         reply = self._scripts.run(
             "register",
-            (keys.consumers, former_lease, keys.lease(new.incarnation), keys.changed),
-            (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0"),
+            (keys.consumers, former_lease, keys.lease(new.incarnation), keys.changed, keys.counters),
+            (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0", generation),
         )
         if reply[0] == b"HELD":
             raise NameInUse(reply[1])
-        return Registered(new, created=True, left_ms=self.lease_ms) if reply[0] == b"REGISTERED" else None
+        return Registered(new, created=True, lease_ms=self.lease_ms, left_ms=self.lease_ms) if reply[0] == b"REGISTERED" else None
 
     def close(self) -> None:
         self._link.close()

@@ -16,12 +16,15 @@ from common.registration import Registration, parse
 from common.service import Service
 from common.streams import pairs
 from master.elector import Lead
+from master.long_leases import shorten_leases
 from master.policy.rules import Rulebook
 
 log = logging.getLogger(__name__)
 
 #: How often all registrations are read, if nobody tells of a new one.
 _ALL_EVERY_S = 5.0
+#: How often it is looked whether a lease lasts too long.
+_LONG_EVERY_S = 10.0
 #: What ``state_of`` tells.
 STATES = ("live", "paused", "draining", "revoked", "lost")
 
@@ -88,7 +91,7 @@ class RosterReader(Service):
 
     name = "roster"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, tell: Callable[[dict[str, Member]], object]) -> None:
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, tell: Callable[[dict[str, Member]], object], lease_ms: int) -> None:
         super().__init__()
         self._link = link
         self._keys = keys
@@ -100,6 +103,8 @@ class RosterReader(Service):
         self._states: list[bytes | None] = []
         self._epoch: int | None = None  # under which they were read
         self._read_s = -math.inf
+        self._lease_ms = lease_ms
+        self._long_s = now_s()
         self._news = False
         self.stalls_after_s = max(10.0, 4 * every_s)
 
@@ -128,6 +133,9 @@ class RosterReader(Service):
             self._leases = [self._keys.lease(incarnation) for incarnation in members]
             self._states = [member.state.encode() or None for member in members.values()]
             self._tell(members)
+            if now_s() - self._long_s >= _LONG_EVERY_S:
+                self._long_s = now_s()
+                shorten_leases(self._link, self._keys, [member.registration for member in members.values() if member.alive], self._lease_ms)
         return self._every_s
 
     def _is_due(self) -> bool:

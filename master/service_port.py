@@ -58,7 +58,7 @@ class ServicePort:
             raise StartOver from None
         self._look_now()
         mine = registered.registration
-        times = (self._membership.lease_ms, registered.left_ms)
+        times = (registered.lease_ms, registered.left_ms)
         return RegisterAnswer(registered.created, mine.incarnation, mine.generation, *times, self._ticket_window, self._lead.leader_url)
 
     def deregister(self, incarnation: str) -> bool:

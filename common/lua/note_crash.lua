@@ -5,7 +5,7 @@
 -- Returns: {"OK", {ids whose attempts are noted}}
 -- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however often it is told:
 --          a number of starts that is not above the known one says nothing new, but for fewer failures of the same start: it was charged
---          before it happened, and is not to blame.
+--          before it happened, and is not to blame. Unless another one has the message by now: then it is that one that charged its own start.
 -- Memory: works when full
 --- @include attempts
 --- @include at_full_memory
@@ -20,7 +20,8 @@ for at = 6, #ARGV, 4 do
   if not rows.err and #rows == 1 then
     local starts, failures, crashes, losses = read_attempts(redis.call('HGET', attempts_key, id))
     local told, told_failures, told_crashes = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-    local is_given_back = told == starts and told_failures < failures and told_crashes == crashes
+    local may_be_its_own = rows[1][2] == ARGV[2] or rows[1][2] == 'master'
+    local is_given_back = may_be_its_own and told == starts and told_failures < failures and told_crashes == crashes
     if told > starts or is_given_back then
       failures = is_given_back and told_failures or math.max(failures, told_failures)
       crashes = math.max(crashes, told_crashes)

@@ -102,6 +102,23 @@ def test_nothing_is_given_back_once_the_message_has_started_again(world: World, 
     assert attempts(world) == {b"1-1": Attempts(4, 4, 2)}
 
 
+def test_what_another_owner_charged_ahead_is_not_given_back_and_its_crash_counts(world: World, leader: LeaderSteps, dead: Owner) -> None:
+    """The first one was stopped for longer than its lease, and knew why it ended when it went on; its successor comes while another runs it."""
+    world.link.call("HSET", world.keys.attempts, "1-1", encode(Attempts(losses=2)))
+    took_back = leader_takes_all(world, leader, dead)
+    assert b"1-1" in took_back
+    other = world.join("b")
+    leader.hand_over(plan(other, {b"T1": [b"1-1"]}))
+    known = attempts(world)[b"1-1"]
+    assert known == Attempts(losses=3), "so it runs alone, and is charged ahead"
+    ahead = known._replace(starts=1).blamed()
+    other.steps.charge({b"1-1": ahead})
+    assert tell(world, dead.incarnation, left(b"1-1", Attempts(1, losses=2)), is_explained=True) == []
+    assert attempts(world)[b"1-1"] == ahead
+    tell(world, other.incarnation, left(b"1-1", known._replace(starts=1)))
+    assert attempts(world)[b"1-1"].failures == 1
+
+
 def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
     tell(world, dead.incarnation, left(b"1-1", Attempts(1), b"T1"), left(b"2-1", Attempts(3, 2), b"T2"), run_log_length=100)
     [(_, fields)] = world.link.call("XRANGE", world.keys.runs, "-", "+")
@@ -131,6 +148,14 @@ def take_all(world: World, leader: LeaderSteps, owner: Owner, count: int) -> Non
     world.end_lease(owner)
     while leader.take_back(owner.incarnation, count).size:
         pass
+
+
+def leader_takes_all(world: World, leader: LeaderSteps, owner: Owner) -> list[bytes]:
+    """What the leader took back of an owner whose lease has ended; its tickets are free."""
+    world.end_lease(owner)
+    found = [entry.id for entry in leader.take_back(owner.incarnation, 100).found]
+    leader.free_tickets(owner.incarnation, [b"T1", b"T2", b"T3"])
+    return found
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])

@@ -29,8 +29,8 @@ def _asked(name: str = "a", lock: str = NO_LOCK) -> Registration:
 def _register(world: World, believed: bytes, new: Registration, former: str = "none:0", proof: str = "0") -> list[object]:
     """The bare script."""
     keys = world.keys
-    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation), keys.changed)
-    return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof)))
+    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation), keys.changed, keys.counters)
+    return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof, new.generation)))
 
 
 # ---- the script ------------------------------------------------------------------------------------------------------------------
@@ -304,3 +304,12 @@ def test_who_is_proven_dead_keeps_his_lease_when_the_call_fails(world: World) ->
     with world.unchanged(), pytest.raises(CommandRefused):
         _register(world, former.dump(), _asked().with_generation(8), "a:7", "1")
     world.link.call("DEL", world.keys.changed)
+
+
+def test_who_asks_again_at_a_master_that_gives_longer_leases_gets_none_that_is_longer_than_what_is_noted(world: World) -> None:
+    """What lasts longer than that is shortened, as of another clock (master/long_leases.py)."""
+    asked = _asked()
+    assert world.members.register(asked).lease_ms == LEASE_MS
+    assert Membership(world.link, world.keys, 10 * LEASE_MS).register(asked).lease_ms == LEASE_MS
+    assert Membership(world.link, world.keys, 10 * LEASE_MS).register(_asked("b")).lease_ms == 10 * LEASE_MS
+    assert Membership(world.link, world.keys, LEASE_MS // 2).register(asked).lease_ms == LEASE_MS // 2

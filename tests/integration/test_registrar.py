@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -93,6 +94,24 @@ def _given(left_ms: int) -> dict[str, Any]:
 def test_it_asks_again_under_the_same_uuid_for_as_long_as_it_is_not_over(master: Master) -> None:
     taken = _register(master, (409, {}), (201, _given(10_000)))
     assert {asked["uuid"] for asked in master.asked} == {taken.registration.uuid}
+
+
+def test_who_waits_for_a_name_asks_anew_as_soon_as_it_has_evidence_and_only_then(master: Master) -> None:
+    """Its predecessor lived when it began, and has ended since."""
+    locks = ["-", "-", "boot:1:2:900", "boot:1:2:950"]
+    master.answers += [(409, {}), (409, {}), (409, {}), (201, _given(10_000))]
+    taken: list[Taken] = []
+    registrar = Registrar(lambda: replace(_ask(), lock=locks.pop(0)), MasterClient([master.url], ""), taken.append)
+    try:
+        for _ in range(3):
+            registrar.run_once()
+        with pytest.raises(Ended):
+            registrar.run_once()
+    finally:
+        registrar.on_end()
+    assert [asked["lock"] for asked in master.asked] == ["-", "-", "boot:1:2:900", "boot:1:2:900"]
+    uuids = [asked["uuid"] for asked in master.asked]
+    assert uuids[0] == uuids[1] != uuids[2] == uuids[3] == taken[0].registration.uuid
 
 
 def test_when_its_registration_is_over_it_begins_under_a_new_uuid(master: Master) -> None:

@@ -10,15 +10,18 @@ import pytest
 from common.errors import RedisTrouble
 from common.metrics import Metrics
 from common.redis_client import Link
+from common.registration import Registration
 from master import roster
 from master.elector import Lead
 from master.halts import ChangeWatch
 from master.leading import Leading
+from master.long_leases import shorten_leases
 from master.mailbox import Changed
+from master.membership import Membership
 from master.place import Place
 from master.roster import Member, RosterReader, read_roster
 from master.settings import MasterSettings
-from tests.integration.factories import World
+from tests.integration.factories import LEASE_MS, World
 
 
 def _calls(world: World) -> dict[str, int]:
@@ -41,7 +44,7 @@ class _Reading:
     def __init__(self, world: World) -> None:
         self.told: list[dict[str, Member]] = []
         self.lead = Lead()
-        self.reader = RosterReader(world.link, world.keys, self.lead, 0.5, self.told.append)
+        self.reader = RosterReader(world.link, world.keys, self.lead, 0.5, self.told.append, LEASE_MS)
         self.lead._set(7, None)
 
     def states(self) -> dict[str, str]:
@@ -71,7 +74,7 @@ def test_nobody_registered_is_an_empty_roster(world: World) -> None:
 def test_only_who_leads_looks(world: World) -> None:
     told: list[dict[str, Member]] = []
     lead = Lead()
-    reader = RosterReader(world.link, world.keys, lead, 0.5, told.append)
+    reader = RosterReader(world.link, world.keys, lead, 0.5, told.append, LEASE_MS)
     before = _calls(world)
     assert 0.5 < reader.run_once() < reader.stalls_after_s, "who makes it the leader wakes it"
     assert (told, _calls(world)) == ([], before)
@@ -169,3 +172,49 @@ def test_whoever_is_elected_reads_the_roster_at_once(redis_url: str) -> None:
     leading.roster._wake.clear()
     leading.lead._set(7, None)
     assert leading.roster._wake.wait(0)
+
+
+# ---- a clock of Redis that was set back --------------------------------------------------------------------------------------------------
+
+_TWO_HOURS_MS = 7_200_000
+
+
+def test_a_lease_that_lasts_longer_than_any_that_was_given_is_shortened_and_keeps_its_state(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder died, and Redis' clock was set back by two hours: its tickets and its name would wait for as long."""
+    monkeypatch.setattr(roster, "_LONG_EVERY_S", 0.0)
+    dead, revoked, living, gone = (world.join(name) for name in "abcd")
+    world.link.call("SET", world.keys.lease(revoked.incarnation), "revoked", "PX", _TWO_HOURS_MS)
+    world.link.call("PEXPIRE", world.keys.lease(dead.incarnation), _TWO_HOURS_MS)
+    world.link.call("PEXPIRE", world.keys.lease(living.incarnation), LEASE_MS // 2)
+    world.end_lease(gone)
+    reading = _Reading(world)
+    reading.reader.run_once()
+    left = roster.read_left_ms(world.link, world.keys, [one.incarnation for one in (dead, revoked, living, gone)])
+    assert LEASE_MS // 2 < left[dead.incarnation] <= LEASE_MS
+    assert LEASE_MS // 2 < left[revoked.incarnation] <= LEASE_MS
+    assert world.lease(revoked) == b"revoked"
+    assert 0 < left[living.incarnation] <= LEASE_MS // 2
+    assert left[gone.incarnation] == 0
+    assert world.lease(gone) is None
+
+
+def test_a_lease_that_another_master_gave_for_longer_is_left_alone(world: World) -> None:
+    longer = Membership(world.link, world.keys, 10 * LEASE_MS)
+    given = longer.register(Registration("b", "u1", "http://127.0.0.1:1/", 4, 100)).registration
+    first = world.join("a").registration
+    before = roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation]
+    shorten_leases(world.link, world.keys, [first, given], LEASE_MS)
+    assert before - 1000 < roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation] <= before
+
+
+def test_what_a_master_of_a_former_version_gave_may_be_as_long_as_any(world: World) -> None:
+    """It did not note it."""
+    old = world.join("a").registration
+    world.link.call("HDEL", world.keys.counters, "lease", "lease_since")
+    new = world.join("b").registration
+    for one in (old, new):
+        world.link.call("PEXPIRE", world.keys.lease(one.incarnation), _TWO_HOURS_MS)
+    shorten_leases(world.link, world.keys, [old, new], LEASE_MS)
+    left = roster.read_left_ms(world.link, world.keys, [old.incarnation, new.incarnation])
+    assert LEASE_MS < left[old.incarnation] <= 3_600_000
+    assert left[new.incarnation] <= LEASE_MS

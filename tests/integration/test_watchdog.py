@@ -96,3 +96,13 @@ def test_what_redis_does_not_hear_of_such_a_call_charges_nobody(stage: Stage, tm
     process.now.link.troubles["charge"] = Trouble.NEVER_SENT
     process.hang(process.call())
     assert known(stage) == {first: Attempts(1, 1)}, "of a call of one the journal says it"
+
+
+def test_a_handler_that_raises_just_then_is_charged_for_one_failure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the log says that it hangs, which may take as long as whoever reads the log likes."""
+    process = BatchProcess(stage, stage.leader(), None, 5)
+    [entry_id] = hand_over(stage, process, T)
+    call = process.call()
+    monkeypatch.setattr("consumer.watchdog.event", lambda *_, **facts: call.end(None, ValueError("late")) if "ticket" in facts else None)
+    process.hang(call)
+    assert known(stage)[entry_id]._replace(losses=0) == Attempts(1, 1)

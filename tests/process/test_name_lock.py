@@ -25,7 +25,8 @@ import os, subprocess, sys, time
 from pathlib import Path
 from common.process import NameLock
 
-print(NameLock(Path(sys.argv[1]), "c1").acquire(), flush=True)
+lock = NameLock(Path(sys.argv[1]), "c1")
+print(lock.acquire() or lock.begin_anew(), flush=True)
 if sys.argv[2] == "forks":
     pid = os.fork()
     if pid:
@@ -148,3 +149,35 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match="USHER_STATE_DIR"):
         NameLock(tmp_path, "c1").acquire()
     assert not (tmp_path / "victim").exists()
+
+
+# ---- what children of a dead holder keep ---------------------------------------------------------------------------------------------
+
+
+def test_while_its_holder_lives_a_lock_is_not_begun_anew(tmp_path: Path) -> None:
+    with _holder(tmp_path) as (holder, _):
+        for signal_number in (signal.SIGCONT, signal.SIGSTOP):
+            holder.send_signal(signal_number)
+            lock = NameLock(tmp_path, "c1")
+            assert lock.acquire() is None
+            assert lock.begin_anew() is None
+
+
+def test_a_lock_that_only_children_of_a_dead_holder_have_is_begun_anew_and_proves_nothing_about_that_holder(tmp_path: Path) -> None:
+    with _holder(tmp_path, "forks") as (holder, its_evidence):
+        child = _its_child(holder)
+        try:
+            holder.kill()
+            holder.wait()
+            with _holder(tmp_path, "begins anew") as (successor, evidence):
+                assert not held_later(evidence, its_evidence), "the child may be at its work"
+                assert NameLock(tmp_path, "c1").acquire() is None
+                assert NameLock(tmp_path, "c1").begin_anew() is None
+                successor.kill()
+                successor.wait()
+                next_evidence = NameLock(tmp_path, "c1").acquire()
+                assert next_evidence is not None
+                assert held_later(next_evidence, evidence), "who comes after that one need not wait, though the child lives"
+                assert not held_later(next_evidence, its_evidence)
+        finally:
+            os.kill(child, signal.SIGKILL)
