@@ -17,7 +17,7 @@ import jinja2
 
 from common.acl import acl_file
 from common.commands.supervision import command_line
-from common.embedded import SERVER_VARIABLE, find_redis_server
+from common.embedded import SERVER_VARIABLE
 from common.errors import StartRefused
 from common.settings import CommonSettings, load
 
@@ -104,7 +104,7 @@ class Host:
         usher = _without(secrets, _words(*command_line()))
         made = []
         if "redis" in self.roles:
-            server = _words(str(find_redis_server(self.settings.get(SERVER_VARIABLE, ""))))
+            server = _words(self.settings[SERVER_VARIABLE])
             made.append(Program("redis", "redis", _without(secrets, f"{server} %(here)s/redis.conf"), 10, _OTHERS_STOP_S))
         if "master" in self.roles:
             for number, url in enumerate(self.own_masters(), 1):

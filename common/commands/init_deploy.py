@@ -76,8 +76,8 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
     runs = ", ".join(program.name for program in host.programs())
     click.echo(f"{host.folder} runs {runs}.\nStart it: {host.folder}/start    More: {host.folder}/README.md")
     if "redis" in host.roles:
-        server = find_redis_server(host.settings.get(SERVER_VARIABLE, ""))
-        click.echo(f"Redis is {server}; another one: {SERVER_VARIABLE}=PATH, with --force. `usher doctor` says what later versions have mended.")
+        server = host.settings[SERVER_VARIABLE]
+        click.echo(f"Redis is {server}; another one: {SERVER_VARIABLE}=PATH, with --force. `usher doctor` says what is wrong with it.")
     if "consumer" in host.roles and not _tell_of_handler(host):
         sys.exit(1)
 
@@ -100,6 +100,8 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
     shared["PYTHONPATH"] = _python_path(environ)
     _check_health_hosts(chosen, address, shared)
     shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
+    if "redis" in chosen:  # what it writes no older one can read: whoever restores a backup must start the same
+        shared[SERVER_VARIABLE] = str(find_redis_server(settings.redis_server))
     shared = {name: value for name, value in shared.items() if value}
     drain_seconds = _check_programs(shared)
     _check_quotes(shared)
