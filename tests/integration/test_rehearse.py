@@ -300,7 +300,8 @@ def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_ha
     with HandlerProcess(Play("shop:does", "s", False), os.environ, lambda: None) as process:
         assert process.rehearse(pieces[0]).how == "done"
         [child] = [one for one in psutil.Process().children() if one not in others]
-        until(lambda: child.status() == psutil.STATUS_ZOMBIE, 20, "its thread has ended it")
+        # Not by its status: a zombie is also one whose other threads are about to end.
+        until(lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), 20, "its thread has ended it")
         assert process.rehearse(pieces[1]).how == "done"
     assert process.notes == ["the handler's process ended with exit code 4 when a call was over: something that the handler began goes on behind it"]
 
