@@ -81,6 +81,9 @@ class NameLock:
             if problem.errno in _NO_FLOCK:
                 return NO_LOCK
             raise StartRefused(f"USHER_STATE_DIR: {self.path} cannot be locked: {problem}") from problem
+        if not self._is_still_there(descriptor):  # somebody has begun anew between our look and our lock
+            os.close(descriptor)
+            return self.acquire()
         self._descriptor, self._taken_by = descriptor, os.getpid()
         self._is_the_process()
         return self._evidence(descriptor)
@@ -96,6 +99,13 @@ class NameLock:
         evidence = self.acquire()
         self.is_anew = evidence is not None
         return evidence
+
+    def _is_still_there(self, descriptor: int) -> bool:
+        """Whether the path leads to this very file."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat(follow_symlinks=False))
+        except OSError:
+            return False
 
     def _is_the_process(self) -> bool:
         """Whether this process has, or gets, the record lock."""

@@ -181,3 +181,17 @@ def test_a_lock_that_only_children_of_a_dead_holder_have_is_begun_anew_and_prove
                 assert not held_later(next_evidence, its_evidence)
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_file_that_was_replaced_between_look_and_lock_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, flock = NameLock(tmp_path, "c1"), process.fcntl.flock
+    with contextlib.ExitStack() as stack:
+
+        def late(descriptor: int, how: int) -> None:
+            monkeypatch.setattr(process.fcntl, "flock", flock)
+            lock.path.unlink()
+            stack.enter_context(_holder(tmp_path))
+            flock(descriptor, how)
+
+        monkeypatch.setattr(process.fcntl, "flock", late)
+        assert lock.acquire() is None, "another process has what the path leads to"
