@@ -46,8 +46,9 @@ class NameLock:
     * The file is unlinked only where children of a dead holder keep its lock, maybe for ever (``begin_anew``). An inode that is open keeps its
       number, so even then, or if somebody tidies the folder, equal numbers mean the same lock; unequal ones only mean that the successor
       has to wait for the lease.
-    * A second file, ``<name>.process``, has a record lock, which children do not inherit: it tells the holder from its children. Nothing is
-      proved by it; and no descriptor of it is ever closed, because that would free it.
+    * A second file, ``<name>.process``, has a record lock, which children do not inherit: it tells the holder from its children. It is taken
+      first, and without it nobody takes the other one: else who stands still between the two would be taken for dead. Nothing is proved by
+      it; and no descriptor of it is ever closed, because that would free it.
     """
 
     def __init__(self, state_folder: Path, name: str) -> None:
@@ -71,6 +72,9 @@ class NameLock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as problem:
             raise StartRefused(f"USHER_STATE_DIR: the lock file {self.path} cannot be made: {problem}") from problem
+        if self._is_the_process() is False:
+            os.close(descriptor)
+            return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -85,7 +89,6 @@ class NameLock:
             os.close(descriptor)
             return self.acquire()
         self._descriptor, self._taken_by = descriptor, os.getpid()
-        self._is_the_process()
         return self._evidence(descriptor)
 
     def begin_anew(self) -> str | None:
@@ -107,15 +110,18 @@ class NameLock:
         except OSError:
             return False
 
-    def _is_the_process(self) -> bool:
-        """Whether this process has, or gets, the record lock."""
+    def _is_the_process(self) -> bool | None:
+        """Whether this process has, or gets, the record lock: False when another one has it, None where the file system has no such locks."""
         try:
             if self._process is None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._process = os.open(self.path.with_suffix(".process"), flags, 0o600)
+        except OSError:
+            return None
+        try:
             fcntl.lockf(self._process, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # somebody has it, or the file system has no such locks
-            return False
+        except OSError as problem:
+            return False if problem.errno in (errno.EAGAIN, errno.EACCES) else None
         return True
 
     @staticmethod

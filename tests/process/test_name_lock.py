@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -121,9 +122,11 @@ def test_a_lock_that_was_taken_before_a_fork_is_not_the_childs(tmp_path: Path) -
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_file_that_somebody_removed_gives_other_evidence(tmp_path: Path) -> None:
+def test_files_that_somebody_removed_give_other_evidence(tmp_path: Path) -> None:
     with _holder(tmp_path) as (_, its_evidence):
         (tmp_path / "locks" / "c1.lock").unlink()
+        assert NameLock(tmp_path, "c1").acquire() is None, "its other lock shows that it lives"
+        (tmp_path / "locks" / "c1.process").unlink()
         evidence = NameLock(tmp_path, "c1").acquire()
         assert evidence is not None
         assert not held_later(evidence, its_evidence), "it proves nothing about a holder that may still live"
@@ -185,13 +188,50 @@ def test_a_lock_that_only_children_of_a_dead_holder_have_is_begun_anew_and_prove
 
 def test_a_file_that_was_replaced_between_look_and_lock_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, flock = NameLock(tmp_path, "c1"), process.fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(process.fcntl, "flock", flock)
+        lock.path.unlink()
+        flock(os.open(lock.path, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(process.fcntl, "flock", late)
+    assert lock.acquire() is None, "another process, of a version that has only this lock, has what the path leads to"
+
+
+@pytest.mark.parametrize("step", ["lockf", "flock"])
+def test_who_stands_still_while_it_takes_a_lock_is_not_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Two that are started at once both had a lock then, and one journal."""
+    real, others = getattr(process.fcntl, step), []
     with contextlib.ExitStack() as stack:
 
-        def late(descriptor: int, how: int) -> None:
-            monkeypatch.setattr(process.fcntl, "flock", flock)
-            lock.path.unlink()
-            stack.enter_context(_holder(tmp_path))
-            flock(descriptor, how)
+        def late(*args: int) -> None:
+            monkeypatch.setattr(process.fcntl, step, real)
+            others.append(stack.enter_context(_holder(tmp_path, "begins anew"))[1])
+            real(*args)
 
-        monkeypatch.setattr(process.fcntl, "flock", late)
-        assert lock.acquire() is None, "another process has what the path leads to"
+        monkeypatch.setattr(process.fcntl, step, late)
+        ours = NameLock(tmp_path, "c1").acquire()
+        assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], "one of them has it"
+
+
+def test_of_two_that_come_after_a_dead_holder_with_a_child_only_one_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one comes when the old file is gone and the new one not there yet."""
+    unlink, others = Path.unlink, []
+    with contextlib.ExitStack() as stack:
+        holder, _ = stack.enter_context(_holder(tmp_path, "forks"))
+        stack.callback(os.kill, _its_child(holder), signal.SIGKILL)
+        holder.kill()
+        holder.wait()
+
+        def late(path: Path, missing_ok: bool = False) -> None:
+            monkeypatch.setattr(Path, "unlink", unlink)
+            unlink(path, missing_ok)
+            others.append(stack.enter_context(_holder(tmp_path, "begins anew"))[1])
+
+        lock = NameLock(tmp_path, "c1")
+        assert lock.acquire() is None
+        monkeypatch.setattr(Path, "unlink", late)
+        lock.begin_anew()
+        ours = lock.acquire() or lock.begin_anew()  # it asks again, as long as it is told to wait
+        assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], "one of them has it"
