@@ -237,10 +237,10 @@ class Link:
     def _connected(self) -> Any:
         """The connection, open. Raises NotNow: nothing was sent."""
         try:
-            if self._elsewhere or (self._open and self._process != os.getpid()):  # a forked child must not read its parent's replies
-                self._moved_on()
-            if self._open:
+            if self._open and not self._elsewhere and self._process == os.getpid():
                 return self._connection
+            # Whatever there is, is not ours to read: a forked child would get its parent's replies, also those of the parent's greeting.
+            self._moved_on()
             if self._connection is None:
                 self._connection = make_connection(self.url, self._name, self._timeout_s)
             self._connection.connect()

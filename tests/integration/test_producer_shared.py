@@ -15,6 +15,7 @@ import pytest
 from common.producer import Producer
 from common.redis_client import Link
 from tests.integration.factories import World
+from tests.proxy import Proxy
 
 STREAM = "ticket_stream"
 
@@ -82,6 +83,22 @@ def test_a_child_that_is_forked_while_a_thread_sends_is_not_held_up(redis_url: s
         thread = threading.Thread(target=lambda: forked.append(in_child(lambda: bool(producer.send("child", {"text": "hello"})))), daemon=True)
         thread.start()
         thread.join(20)
+    assert forked == [0]
+
+
+def test_a_child_that_is_forked_while_a_thread_connects_does_not_read_the_replies_to_its_greeting(redis_url: str) -> None:
+    """Those were taken for the answers to what the child sent."""
+    forked: list[int] = []
+
+    def while_it_is_greeted(chunk: bytes) -> bytes:
+        if not forked:
+            forked.append(-1)
+            forked[0] = in_child(lambda: not sends(producer, redis_url, "child", 3))
+        return chunk
+
+    with Proxy(redis_url, while_it_is_greeted) as proxy:
+        producer = Producer(Link(proxy.url, "test:parent", timeout_s=2.0), patience_s=0)
+        assert sends(producer, redis_url, "parent", 3) == []
     assert forked == [0]
 
 
