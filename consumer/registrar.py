@@ -55,7 +55,7 @@ class Registrar(Service):
         self._on_taken = on_taken
         self._before = before
         self._was_over = False  # the last answer was 410
-        self._was_held = False  # it was 409
+        self._was_held = False  # it was 409, and nothing was asked since
         self._quiet_until_s = -math.inf  # nothing is said of a held name
         self.is_done = False
 
@@ -65,6 +65,7 @@ class Registrar(Service):
             anew = self._ask()
             self._asked = anew if anew.lock != NO_LOCK else self._asked
         self._before()
+        self._was_held = False  # what is asked now may be heard and not answered: then it is this uuid that has the name
         asked = self._asked
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}

@@ -23,7 +23,7 @@ from tests.clock import clock_of
 
 
 class Master:
-    """Answers requests in turn with ``answers`` (status, document), and keeps what it was asked."""
+    """Answers requests in turn with ``answers`` (status, document; 0: it breaks off), and keeps what it was asked."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, Any]]] = []
@@ -34,6 +34,8 @@ class Master:
             def do_POST(self) -> None:
                 master.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 status, document = master.answers.pop(0)
+                if not status:
+                    return  # heard, and not answered
                 body = json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Retry-After", "7")
@@ -112,6 +114,23 @@ def test_who_waits_for_a_name_asks_anew_as_soon_as_it_has_evidence_and_only_then
     assert [asked["lock"] for asked in master.asked] == ["-", "-", "boot:1:2:900", "boot:1:2:900"]
     uuids = [asked["uuid"] for asked in master.asked]
     assert uuids[0] == uuids[1] != uuids[2] == uuids[3] == taken[0].registration.uuid
+
+
+def test_who_may_have_been_heard_asks_under_the_same_uuid_though_it_has_evidence_now(master: Master) -> None:
+    """Else it would have to wait for the lease that it was given."""
+    locks = ["-", "-", "boot:1:2:900"]
+    master.answers += [(409, {}), (0, {}), (0, {}), (200, _given(9_000))]
+    taken: list[Taken] = []
+    registrar = Registrar(lambda: replace(_ask(), lock=locks.pop(0)), MasterClient([master.url], ""), taken.append)
+    try:
+        registrar.run_once()
+        with pytest.raises(RedisTrouble):
+            registrar.run_once()
+        with pytest.raises(Ended):
+            registrar.run_once()
+    finally:
+        registrar.on_end()
+    assert {asked["uuid"] for asked in master.asked} == {taken[0].registration.uuid}
 
 
 def test_when_its_registration_is_over_it_begins_under_a_new_uuid(master: Master) -> None:
