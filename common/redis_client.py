@@ -165,6 +165,7 @@ class Link:
         self._elsewhere = False
         self._open = False
         self._process = 0  # that opened it
+        self._owed = 0  # replies that are under way; a signal's handler may raise anywhere, also before we wait for them
         self.connections = 0
         # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
         check(url)
@@ -187,7 +188,7 @@ class Link:
         if not commands:
             return []
         connection = self._connected()
-        self._send(connection, connection.pack_commands(commands))
+        self._send(connection, connection.pack_commands(commands), len(commands))
         replies: list[Any] = []
         for _ in commands:
             try:
@@ -237,9 +238,9 @@ class Link:
     def _connected(self) -> Any:
         """The connection, open. Raises NotNow: nothing was sent."""
         try:
-            if self._open and not self._elsewhere and self._process == os.getpid():
+            if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
                 return self._connection
-            # Whatever there is, is not ours to read: a forked child would get its parent's replies, also those of the parent's greeting.
+            # What comes there is not for us: a forked child would get its parent's replies, also those of the parent's greeting.
             self._moved_on()
             if self._connection is None:
                 self._connection = make_connection(self.url, self._name, self._timeout_s)
@@ -284,12 +285,14 @@ class Link:
     def _moved_on(self) -> None:
         """The server we were connected to is not, or no longer, the right one: look again where it is before the next command."""
         self._elsewhere = self._open = False
+        self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
             if not is_fixed(self.url):
                 self._connection = None
 
-    def _send(self, connection: Any, packed: Any) -> None:
+    def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
+        self._owed = replies
         try:
             connection.send_packed_command(packed, check_health=False)
         except (redis.RedisError, OSError) as failed:
@@ -309,8 +312,11 @@ class Link:
         wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}
         try:
             # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are still under way.
-            return self._connection.read_response(disconnect_on_error=False, **wait)
+            reply = self._connection.read_response(disconnect_on_error=False, **wait)
+            self._owed -= 1
+            return reply
         except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
+            self._owed -= 1
             trouble = named(refused)
             if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way

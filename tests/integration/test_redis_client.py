@@ -80,6 +80,22 @@ def test_what_fails_meanwhile_leaves_a_reply_that_is_unknown_and_none_for_the_ne
     assert link.call("ECHO", "second") == b"second"
 
 
+def test_what_a_signals_handler_raises_between_a_command_and_its_reply_leaves_none_for_the_next_call(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit of a task queue, for one: all answers were those of the call before, from then on."""
+
+    def interrupted(_block_s: float) -> None:
+        monkeypatch.undo()
+        raise TimeoutError
+
+    for send in (lambda: link.call("ECHO", "first"), lambda: link.pipeline([("ECHO", "first"), ("ECHO", "second")])):
+        monkeypatch.setattr(link, "_receive", interrupted)
+        with pytest.raises(TimeoutError):
+            send()
+        assert link.call("ECHO", "next") == b"next"
+
+
 def test_a_connection_that_cannot_be_made_means_that_nothing_happened() -> None:
     link = Link(f"redis://:secret@127.0.0.1:{free_port()}", "test")
     with pytest.raises(NotNow) as refused:
