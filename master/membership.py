@@ -69,14 +69,16 @@ class Membership:
 
     def _again(self, mine: Registration) -> Registered:
         """The same process asks again, or its request comes a second time when it is dead already: so its lease is not made longer, and
-        one that has ended never begins again. Another master may have given it, for longer or shorter: it gets none that is longer than noted."""
+        one that has ended never begins again. Another master may have given it, for longer or shorter: it gets none that is longer than noted;
+        and what is left is never more than that, though the clock of Redis was set back since: it would believe in it for as long as the step."""
         lease = self._keys.lease(mine.incarnation)
         state, left_ms, longest = self._link.all_of([("GET", lease), ("PTTL", lease), ("HGET", self._keys.counters, "lease")])
         if state is None or left_ms <= 0:
             raise RegistrationOver
         if state != b"live":
             raise NameInUse(left_ms)
-        return Registered(mine, created=False, lease_ms=min(self.lease_ms, int(longest or self.lease_ms)), left_ms=left_ms)
+        lease_ms = min(self.lease_ms, int(longest or self.lease_ms))
+        return Registered(mine, created=False, lease_ms=lease_ms, left_ms=min(left_ms, lease_ms))
 
     def _former(self, name: str, stored: bytes) -> Registration | None:
         try:

@@ -313,3 +313,10 @@ def test_who_asks_again_at_a_master_that_gives_longer_leases_gets_none_that_is_l
     assert Membership(world.link, world.keys, 10 * LEASE_MS).register(asked).lease_ms == LEASE_MS
     assert Membership(world.link, world.keys, 10 * LEASE_MS).register(_asked("b")).lease_ms == 10 * LEASE_MS
     assert Membership(world.link, world.keys, LEASE_MS // 2).register(asked).lease_ms == LEASE_MS // 2
+
+
+def test_who_asks_again_when_the_clock_of_redis_was_set_back_is_not_told_that_as_much_is_left(world: World) -> None:
+    asked = _asked()
+    given = world.members.register(asked).registration
+    world.link.call("PEXPIRE", world.keys.lease(given.incarnation), 7_200_000)
+    assert world.members.register(asked).left_ms == LEASE_MS
