@@ -91,8 +91,12 @@ class Record(NamedTuple):
         return self.fields.get("data", "")
 
     def json(self) -> Any:
-        """``data`` decoded. Raises ValueError."""
-        return orjson.loads(self.data)
+        """``data`` decoded. Raises ValueError, which names the record: others may add to the stream too, in their own form."""
+        try:
+            return orjson.loads(self.data)
+        except ValueError as wrong:
+            has = f"is no JSON ({wrong})" if "data" in self.fields else f"is not there; it has {', '.join(self.fields)}"
+            raise ValueError(f"the record {self.id} is no record of an outbox: its field 'data' {has}") from wrong
 
 
 #: Gets the new records (at least one), the state (change it in place), and the connection whose transaction will store everything.
