@@ -228,7 +228,10 @@ def _value(name: str, value: Any) -> bytes:
     """The value of a field. Raises TypeError for what has no text of its own: nobody could read what Python calls it."""
     if isinstance(value, (str, bytes, int, float)):
         return _raw(value)
-    raise TypeError(f"the field {name!r} is of type {type(value).__name__}: give str, bytes, int or float (anything else as JSON), or leave it out")
+    raise TypeError(
+        f"the field {name!r} is of type {type(value).__name__}: give str, bytes, int or float (str(value) of a UUID, a Decimal or a time; what has "
+        f"parts as JSON), or leave it out"
+    )
 
 
 def _raw(value: Value) -> bytes:

@@ -5,8 +5,9 @@
     def handle(message):
         message.fields, message.body, message.uid, message.attempt
 
-    with MessageReadingLoop(url, "payments", "billing", handle, LoopOptions(threads=4)) as loop:
-        loop.wait()
+    MessageReadingLoop(url, "payments", "billing", handle, LoopOptions(threads=4)).run()
+
+It reads until Ctrl-C or SIGTERM; ``with MessageReadingLoop(...):`` reads beside what else the program does.
 
 Handlers are plain functions: one that is ``async def``, or a generator, is refused. To return is to be done; to raise is to be
 tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After ``max_attempts`` failures a message becomes a dead
@@ -41,6 +42,7 @@ from common.reading_services import LoopOptions, Shared, StreamReader, StreamWri
 from common.redis_client import CommandRefused, Link
 from common.reliable_stream import ReliableStream, StreamMessage, reader_name
 from common.service import Service
+from common.until_signal import UntilSignal
 
 __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
 
@@ -49,6 +51,7 @@ log = logging.getLogger(__name__)
 Handle = Callable[[StreamMessage], Any]
 _PLAIN = "a reading loop takes plain functions that do the work themselves: no `async def`, no generator, no class"
 _POLL_S = 0.02
+_LOOK_S = 0.2
 #: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies between.
 _FRESH_PART = 0.8
 
@@ -213,9 +216,11 @@ class MessageReadingLoop:
         return self._over.wait(timeout_s)
 
     def run(self) -> None:
-        """Begin, and read until ``stop`` is called or the thread is interrupted (Ctrl-C)."""
-        with self:
-            self.wait()
+        """Begin, and read until ``stop`` is called, or Ctrl-C or SIGTERM comes to the main thread, which ends as ``stop`` does; the next one
+        does not wait for handlers. A signal that the program handles itself stays its own."""
+        with UntilSignal() as until, self:
+            while not (until.came or self.wait(_LOOK_S)):
+                pass
 
     def __enter__(self) -> MessageReadingLoop:
         self.start()

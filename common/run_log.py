@@ -2,8 +2,8 @@
 
 A record is one JSON object of columns, so that a batch of 1,000 costs one encoding. Columns, all of the same length: ``ids``, ``tickets``,
 ``fences``, ``attempts``, ``start_us``, ``end_us`` (microseconds since the epoch, on the consumer's clock); ``consumer`` is the incarnation.
-The column ``outcomes`` is there where not all are ``done``; an execution that ended with its process is ``crashed``, and its end is 0.
-A ticket is "" when the message has none (USHER_UNKEYED=spread): nothing is said of the order of those.
+The column ``outcomes`` is there where not all are ``done`` (ack.lua adds it where it refuses some); an execution that ended with its process is
+``crashed``, and its end is 0. A ticket is "" when the message has none (USHER_UNKEYED=spread): nothing is said of the order of those.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import orjson
 
 from common.message import ticket_text
 
-DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED = "done", "failed", "retry_later", "gave_up", "crashed"
+DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED, STALE = "done", "failed", "retry_later", "gave_up", "crashed", "stale"
 
 
 class Run(NamedTuple):
-    """One execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, crashed (it ended with its process)."""
+    """One execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, crashed (it ended with its process), stale (its handler
+    returned, and its acknowledgement was refused: somebody else had the ticket by then, and handles the message too)."""
 
     consumer: str
     ticket: str

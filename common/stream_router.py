@@ -2,11 +2,10 @@
 
 ::
 
-    router = StreamRouter("redis://localhost:6379/0")
-    router.start()
-    for entry in router.subscribe("tickets:42"):            # from the beginning; or after an id; or from now on: last_id=NOW
-        print(entry.id, entry.fields)
-    router.subscribe("tickets:43", on_entries=lambda subscription, entries: ...)
+    with StreamRouter("redis://localhost:6379/0") as router:
+        router.subscribe("tickets:43", on_entries=lambda subscription, entries: ...)
+        for entry in router.subscribe("tickets:42"):        # from the beginning; or after an id; or from now on: last_id=NOW
+            print(entry.id, entry.fields)
 
 Two modes. *change-driven*: one connection, on which Redis says which keys have changed (CLIENT TRACKING, BCAST); one read brings just those:
 the time to delivery does not depend on how many streams there are. *portable*: a pool of readers asks for all streams in turn. Unless told
@@ -33,6 +32,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from types import TracebackType
 from typing import Any
 
 from common.endpoints import in_reach
@@ -74,7 +74,8 @@ class Mode(Enum):
 
 
 class StreamRouter:
-    """May be used from any thread. ``start`` before anything is delivered, ``stop`` at the end; subscribing is possible before ``start``.
+    """May be used from any thread. ``start`` before anything is delivered, ``stop`` at the end (or ``with``); subscribing is possible before
+    ``start``.
 
     ``prefixes``: only keys that begin with one of these can be subscribed to, and Redis announces only their changes; none: all keys, which
     on a server with much other traffic is work for nothing. None may be the beginning of another.
@@ -111,6 +112,13 @@ class StreamRouter:
         reader.stop()
         reader.join(timeout_s)
         self._desk.close_all(End.ROUTER_STOPPED)
+
+    def __enter__(self) -> StreamRouter:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
 
     def subscribe(
         self,

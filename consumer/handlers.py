@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import logging
 import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import common
 from common.errors import HandlerUnusable
+from common.log import event
 from common.printable import told
 from common.ran import left_undone, runs_nothing
 from consumer.context import Message
 from consumer.declared import Batch, batch_of
 from consumer.options import HandlerOptions, options_of
+
+log = logging.getLogger(__name__)
 
 Handle = Callable[[Message], Any]
 AsyncHandle = Callable[[Message], Awaitable[Any]]
@@ -62,12 +68,26 @@ def load_handler(spec: str) -> Handler:
 
 
 def check_ran(result: object) -> None:
-    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran (common/ran.py)."""
+    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran (common/ran.py). Of a pool's future the log tells once."""
     if kind := left_undone(result):
         raise HandlerUnusable(
             f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
             f"function (a decorator around one must be 'async def' too), or let the handler wait for the result itself"
         )
+    if isinstance(result, Future):
+        _tell_of_future()
+
+
+@functools.cache
+def _tell_of_future() -> None:
+    """Once in a process. What it stands for runs, so the message is done; but what comes of it, a failure or an end of the process, nobody hears."""
+    event(
+        log,
+        "handler_returned_future",
+        level=logging.WARNING,
+        what="the message counts as done at once, and its ticket's next one starts, whatever becomes of the future",
+        way_out="let the handler do the work itself (USHER_CONCURRENCY), or wait: return future.result()",
+    )
 
 
 def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:

@@ -17,7 +17,7 @@ from common.message import first_value, ticket_text, unkeyed_ticket
 from common.redis_client import Arg, Link
 from common.registration import name_of
 from common.run_log import DONE as RAN_WELL
-from common.run_log import Run
+from common.run_log import STALE, Run
 from common.run_log import decode as decode_runs
 from common.scripts import ScriptRunner
 from common.stream_id import rank
@@ -188,7 +188,7 @@ class Candidates:
             while not ids <= found.keys():
                 count, last, records = self._scripts.run("find_runs", (self._keys.runs,), (orjson.dumps(text), start, _RUNS_AT_ONCE))
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
-                    if run.id.encode() in ids:
+                    if run.id.encode() in ids and run.outcome != STALE:  # that was not the last word
                         found.setdefault(run.id.encode(), run)
                 looked_at += count
                 self._on_page("records of executions looked at", looked_at)

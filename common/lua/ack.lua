@@ -4,6 +4,7 @@
 --       order, 6 the number of them of each ticket (both JSON: one long argument costs less than many), then the tickets
 -- Returns: {"LOST"} (no lease: all is stale, nothing happened) or {"OK", then of each ticket of which not all was done now: its number among
 --          the tickets, and "STALE" (another owner has it) or a list of "OK" / "GONE" per id}
+--          The record has the outcome "stale" where another owner has the ticket; without it, that message would be known to be done.
 -- Why Lua: XACK asks nobody's name; anybody's late call would acknowledge somebody else's delivery. While the lease lives its entries
 --          cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
@@ -19,6 +20,7 @@ local finished, sizes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
 local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
 local n, last = 0, 0 -- of what is done; of `finished`, the last id of the ticket
+local refused, refusals = {}, 0
 -- A record of ours. One that nobody can read is not ours either.
 local OURS = '^' .. string.gsub(ARGV[2], '%W', '%%%0') .. ' %d+ (.*)$'
 
@@ -31,6 +33,13 @@ local function keep(ticket, record, ids, left)
   end
 end
 
+-- The record is in the order in which the handlers ended. Its numbers are longer than cjson writes them, so only a column is added.
+local function with_refusals(run_record)
+  local outcomes = {}
+  for at, id in ipairs(cjson.decode(run_record).ids) do outcomes[at] = refused[id] and 'stale' or 'done' end
+  return sub(run_record, 1, -2) .. ',"outcomes":' .. cjson.encode(outcomes) .. '}'
+end
+
 for i = 1, #sizes do
   local ticket, record, first = args[6 + i], records[i], last + 1
   last = last + sizes[i]
@@ -39,6 +48,8 @@ for i = 1, #sizes do
   if record and not ids then
     reply[#reply + 1] = i
     reply[#reply + 1] = 'STALE'
+    for k = first, last do refused[finished[k]] = true end
+    refusals = refusals + sizes[i]
   elseif ids and (ids == line or sub(ids, 1, #line + 1) == line .. ' ') then
     -- The usual case: what is finished is what was handed over first.
     for k = first, last do
@@ -69,5 +80,8 @@ in_chunks(#changed, function(from, to) redis.call('HSET', tickets_key, unpack(ch
 if n > 0 and redis.call('EXISTS', KEYS[4]) == 1 then
   in_chunks(n, function(from, to) redis.call('HDEL', KEYS[4], unpack(done, from, to)) end)
 end
-if ARGV[3] ~= '' and n > 0 then redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', ARGV[3]) end
+-- A batch that comes again, because our reply was lost, has what is GONE and nothing that is done now: its record is there.
+if ARGV[3] ~= '' and (n > 0 or (refusals > 0 and refusals == #finished)) then
+  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', refusals > 0 and with_refusals(ARGV[3]) or ARGV[3])
+end
 return reply

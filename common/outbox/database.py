@@ -25,6 +25,7 @@ except ModuleNotFoundError as missing:  # an extra
 _SQLITE_WAIT_S = 30.0
 #: How libpq finds out that a server is gone without a word: it waits 5 s for a connection, and 15 to 25 s for a sign of life after that.
 _POSTGRES_WAITS = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
+_NOT_ASYNC = "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., sqlite:///...)"
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
 
@@ -54,8 +55,13 @@ def _waits(url: sa.engine.URL) -> dict[str, Any]:
     return {name: value for name, value in _POSTGRES_WAITS.items() if name not in url.query} if is_libpq else {}
 
 
-def check_dialect(engine: sa.Engine) -> None:
-    """Raises OutboxMisused for databases other than PostgreSQL and SQLite."""
+def check_dialect(engine: Any) -> None:
+    """Raises OutboxMisused for databases other than PostgreSQL and SQLite, and for what is no engine of our kind."""
+    if not isinstance(engine, sa.Engine):
+        is_async = hasattr(engine, "sync_engine")
+        raise OutboxMisused(f"this is {'an asynchronous engine' if is_async else type(engine).__name__}; {_NOT_ASYNC}")
+    if engine.dialect.is_async:
+        raise OutboxMisused(f"the driver {engine.dialect.driver} is asynchronous; {_NOT_ASYNC}")
     if engine.dialect.name not in DIALECTS:
         raise OutboxMisused(f"the outbox works in PostgreSQL and SQLite; this URL is for {engine.dialect.name}")
 

@@ -17,7 +17,8 @@ Any number of consumers, each with a name of its own, read the same stream and k
 order of the stream, in one process at a time. They take nothing from the group that the masters read. Two processes with one name are
 fine: one of them goes on, the other one sees that and reads on from where that one is.
 
-If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start.
+If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start. Ctrl-C and SIGTERM end ``run``
+behind the batch that is being handled.
 
 A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two; behind more than that it
 would have its effect a second time. The streamer sends a batch again before anything that comes behind it in its outbox, so what lies
@@ -56,6 +57,7 @@ from common.ran import left_undone
 from common.sources import FROM_FIELD
 from common.stream_id import ZERO, rank
 from common.streams import Entry
+from common.until_signal import UntilSignal
 
 __all__ = ["LogConsumer", "LogLost", "Record", "RoutedLog"]
 
@@ -89,8 +91,12 @@ class Record(NamedTuple):
         return self.fields.get("data", "")
 
     def json(self) -> Any:
-        """``data`` decoded. Raises ValueError."""
-        return orjson.loads(self.data)
+        """``data`` decoded. Raises ValueError, which names the record: others may add to the stream too, in their own form."""
+        try:
+            return orjson.loads(self.data)
+        except ValueError as wrong:
+            has = f"is no JSON ({wrong})" if "data" in self.fields else f"is not there; it has {', '.join(self.fields)}"
+            raise ValueError(f"the record {self.id} is no record of an outbox: its field 'data' {has}") from wrong
 
 
 #: Gets the new records (at least one), the state (change it in place), and the connection whose transaction will store everything.
@@ -136,22 +142,26 @@ class LogConsumer:
         self._noted = True
 
     def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False) -> None:
-        """Read and handle until ``stop`` says so (asked at least every second). Trouble with Redis or the database is waited out, a statement that is
-        ended for taking too long (PostgreSQL's statement_timeout) too; while it lasts it is logged once a minute.
+        """Read and handle until ``stop`` says so (asked at least every second), or Ctrl-C or SIGTERM comes to the main thread: the batch that is
+        being handled is stored first; the next signal does not wait for it, and nothing of it is stored.
+
+        Trouble with Redis or the database is waited out, a statement that is ended for taking too long (PostgreSQL's statement_timeout) too; while it
+        lasts it is logged once a minute.
 
         Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle`` raises.
         """
         failures, told_s, rng = 0, 0.0, random.Random()
-        while not stop():
-            try:
-                self.step(handle, _WAIT_S)
-                failures = 0
-            except (RedisTrouble, SqlTrouble) as trouble:
-                failures += 1
-                if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
-                    told_s = time.monotonic()
-                    event(log, "log_consumer_waits", level=logging.WARNING, name=self._name, failures=failures, problem=str(trouble))
-                time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
+        with UntilSignal() as until:
+            while not (until.came or stop()):
+                try:
+                    self.step(handle, _WAIT_S)
+                    failures = 0
+                except (RedisTrouble, SqlTrouble) as trouble:
+                    failures += 1
+                    if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
+                        told_s = time.monotonic()
+                        event(log, "log_consumer_waits", level=logging.WARNING, name=self._name, failures=failures, problem=str(trouble))
+                    time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
 
     def step(self, handle: Handle, wait_s: float = 0.0) -> int:
         """Handle one batch, waiting up to ``wait_s`` for one; how many entries the checkpoint moved over.

@@ -10,17 +10,23 @@ from typing import Any
 
 import orjson
 
+_WAYS_OUT = "give str(value) for what has a text of its own, model.model_dump(mode='json') for a pydantic model, a dict or a list for the rest"
 _NO_NUMBERS = frozenset({str, int, bool, type(None)})
 
 
 def as_json(name: str, value: Any) -> bytes:
-    """``value`` as orjson encodes it. Raises TypeError for what it cannot encode, and ValueError, which names the place below ``name``, for NaN and
-    Infinity: JSON has neither, and orjson would write null in silence.
+    """``value`` as orjson encodes it. Raises TypeError, with a way out, for what it cannot encode, and ValueError, which names the place below
+    ``name``, for NaN and Infinity: JSON has neither, and orjson would write null in silence.
 
     >>> as_json("data", {"total": 1.5, "note": None})
     b'{"total":1.5,"note":null}'
     """
-    encoded = orjson.dumps(value)
+    try:
+        encoded = orjson.dumps(value)
+    except TypeError as refused:
+        if "serializable" not in str(refused):
+            raise
+        raise TypeError(f"{name}: {refused}: {_WAYS_OUT}") from refused
     # Looking at each value costs more than encoding them all, and naming each place ten times that.
     if b"null" in encoded and _may_be_not_finite((value,)) and (found := _not_finite(name, value)):
         place, number = found

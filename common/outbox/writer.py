@@ -66,6 +66,11 @@ def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
         connection.execute(statement, rows)
     elif isinstance(connection, (sa.Engine, sa.orm.sessionmaker)):
         raise OutboxMisused("write() wants the connection or session of your transaction, not what makes one: else it would not roll back with it")
+    elif isinstance(getattr(connection, "sync_engine", None), sa.Engine) and not hasattr(connection, "run_sync"):
+        raise OutboxMisused(
+            "write() wants the connection of your transaction, not the engine: async with engine.begin() as connection: "
+            "await connection.run_sync(lambda own: write(own, ticket_id=...))"
+        )
     elif hasattr(connection, "run_sync"):
         raise OutboxMisused("this connection is asynchronous: await connection.run_sync(lambda own: write(own, ticket_id=...))")
     elif inspect.iscoroutinefunction(getattr(connection, "commit", None)):  # what it is asked would never be awaited, and nothing be written

@@ -92,6 +92,8 @@ class SqlSink:
         self, engine: sa.Engine | str, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
     ) -> None:
         self.engine = sa.create_engine(engine) if isinstance(engine, str) else engine
+        if not isinstance(self.engine, sa.Engine) or self.engine.dialect.is_async:
+            raise SinkMisused("SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is consumer.sinks.sql_async.AsyncSqlSink")
         self._tables = SinkTables(self.engine.dialect.name, name, schema)
         self._keep_s = keep_s
         self._keep_most = keep_most

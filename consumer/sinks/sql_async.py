@@ -40,6 +40,8 @@ class AsyncSqlSink:
     def __init__(
         self, engine: AsyncEngine, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
     ) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise SinkMisused("AsyncSqlSink takes what create_async_engine makes; for an Engine or a URL there is consumer.sinks.sql.SqlSink")
         self.engine = engine
         self._tables = SinkTables(engine.dialect.name, name, schema)
         self._keep_s = keep_s

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from common.errors import StartRefused
 from master.audit.findings import DONE
 from master.audit.pending_proof import collect, suspect
+from master.audit.run_proof import at
 from master.audit.suspects import Suspects
 
 _SCHEMA = pa.schema([pa.field("key_ticket", pa.string()), pa.field("key_uid", pa.string())])
@@ -95,7 +96,7 @@ def check_stored(
         kept_from_s = oldest_s(url, sink)  # after the reading: rows may have been pruned meanwhile
         floor_ms = 1 << 62 if kept_from_s is None else (kept_from_s + 1) * 1000 + tolerance_ms
         judged = missing.filter(F.col("noted") > floor_ms)
-        detail = F.format_string("done, as was noted at %d ms; the sink has no effect of its uid %s", F.col("noted"), F.col("uid"))
+        detail = F.format_string("done, as was noted at %s (UTC); the sink has no effect of its uid %s", at(F.col("noted") * 1000), F.col("uid"))
         collect([suspect("effect_missing", judged, detail)], suspects)
     finally:
         missing.unpersist()

@@ -74,6 +74,7 @@ _TICKET = "usher tickets show {ticket}"
 _MEMBERS = "redis-cli XINFO CONSUMERS {stream} {group}"
 _LEASE = "redis-cli PTTL {prefix}lease:{owner}"
 _RUNS = "usher audit --streams {stream} --group {group} runs --ticket {ticket}"
+_RUNS_OF_IT = "usher audit --streams {stream} --group {group} runs --message {id}"
 _LEADER = "The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the leader: it adopts anew."
 
 CHECKS: dict[str, Check] = {
@@ -260,7 +261,7 @@ CHECKS: dict[str, Check] = {
             Severity.BAD,
             "A message that is done is not run again; another owner may repeat it only if it was handed over before the first success was noted.",
             "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
-            (_RUNS, _BODY),
+            (_RUNS_OF_IT, _BODY),
             "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please report it.",
         ),
         Check(
@@ -268,7 +269,7 @@ CHECKS: dict[str, Check] = {
             Severity.BAD,
             "What is done has its effect in the sink (looked at where USHER_AUDIT_SINK_URL names its database).",
             "The handler returned, and the sink knows nothing of the message: its effect is not there, or it was stored without the sink.",
-            (_RUNS, _BODY),
+            (_RUNS_OF_IT, _BODY),
             "Does every handler of this stream use the sink? Was the database restored from a copy? Then send the message again: usher send.",
         ),
         Check(
@@ -276,7 +277,7 @@ CHECKS: dict[str, Check] = {
             Severity.BAD,
             "A message is done, or it is a dead letter; never both.",
             "It has an effect and lies among the dead letters: a redrive would repeat it.",
-            (_RUNS, "redis-cli XREVRANGE {dead} + - COUNT 10"),
+            (_RUNS_OF_IT, "redis-cli XREVRANGE {dead} + - COUNT 10"),
             "Discard the letter instead of redriving it.",
         ),
         Check(
@@ -284,7 +285,7 @@ CHECKS: dict[str, Check] = {
             Severity.WARN,
             "An execution ends after it starts, and what one owner notes first has not begun last.",
             "The consumer's clock was set back while the handler ran, or between two messages: proofs by time are weaker around that moment.",
-            (_RUNS,),
+            (_RUNS_OF_IT,),
             "Let NTP slew the clock, not step it.",
         ),
         Check(

@@ -7,10 +7,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.keys import Keys
-from master.audit.findings import CHECKS, Found, Severity, commands, in_order, repair
+from master.audit.findings import CHECKS, Check, Found, Severity, commands, in_order, repair
 
 #: Names of streams in a summary.
 _LISTED = 100
+
+
+#: The part of deploy/runbook.md that goes on where ``repair`` ends, where that is not the one of the audit.
+_SECTIONS = {
+    **dict.fromkeys(("pending_without_index", "index_without_pending", "owners_differ", "owner_dead", "consumer_leaked"), "No leader"),
+    **dict.fromkeys(("idle_too_long", "parked_too_long"), "Nothing moves"),
+    **dict.fromkeys(("delivered_often", "attempts_many"), "Stuck ticket"),
+}
+
+
+def section(check: Check) -> str:
+    """Its heading in the runbook."""
+    return _SECTIONS.get(check.name, "Audit")
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,7 @@ def _found(report: Report, one: Found) -> dict[str, Any]:
         "suspects": one.suspects,
         "rule": one.check.rule,
         "means": one.check.means,
+        "runbook": section(one.check),
         "examples": [
             {
                 "id": example.id,

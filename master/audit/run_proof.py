@@ -125,14 +125,15 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("under_fence", F.max(F.struct("fence", "ended", "start_us", "id")).over(before))
         .withColumn("latest_end", F.max(F.struct("ended", "fence", "consumer", "id")).over(before))
         .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
-        .withColumn("started", F.max(F.struct("fence", "ms", "seq", "id")).over(before))
-        .withColumn("done", F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id"))).over(before))
+        .withColumn("started", F.max(F.struct("fence", "ms", "seq", "id", "start_us", "consumer")).over(before))
+        .withColumn("done", F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id", "start_us", "consumer"))).over(before))
         .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
     )
     under, ends, starts, done, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "done", "last"))
     # Under a former fence what is done counts only: that is noted by acknowledging, and with all that was done before it. What crashed or failed
     # is noted by itself, and the successes before it are not when their owner died before it acknowledged them; so they come again.
-    own = F.when(F.col("started.fence") == fence, F.struct(*(F.col(f"started.{name}").alias(name) for name in ("ms", "seq", "id"))))
+    known = ("ms", "seq", "id", "start_us", "consumer")
+    own = F.when(F.col("started.fence") == fence, F.struct(*(F.col(f"started.{name}").alias(name) for name in known)))
     told = told.withColumn("highest", F.greatest(own, done))
     highest, place = F.col("highest"), F.struct("ms", "seq")
     one_call = (under["start_us"] == start) & (under["ended"] == F.col("ended"))  # a batch handler that was given several messages of the ticket
@@ -158,23 +159,26 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
 
 def _told(rows: DataFrame, check: str) -> DataFrame:
     """Rows for ``collect``: the execution, and the other one that makes it a finding."""
-    ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(_at(F.col("end_us")))
-    ran = F.format_string("%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), _at(F.col("start_us")), ended, F.col("fence"))
+    ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(at(F.col("end_us")))
+    ran = F.format_string("%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), at(F.col("start_us")), ended, F.col("fence"))
     others = {
-        "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), _at(F.col("beside.ended"))),
+        "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), at(F.col("beside.ended"))),
         "owners_overlap": F.format_string("; %s ran %s until %s under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
-                                          _at(F.col("latest_end.ended")), F.col("latest_end.fence")),
+                                          at(F.col("latest_end.ended")), F.col("latest_end.fence")),
         "fence_fell": F.format_string("; %s started %s at %s under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
-                                      _at(F.col("latest_start.start_us")), F.col("latest_start.fence")),
-        "fence_shared": F.format_string("; %s ran %s under it before", F.col("last.consumer"), F.col("last.id")),
-        "out_of_order": F.format_string("; %s had started before", F.col("highest.id")),
-        "effect_twice": F.format_string("; it had been done before, as was noted at %d ms", F.col("noted")),
+                                      at(F.col("latest_start.start_us")), F.col("latest_start.fence")),
+        "fence_shared": F.format_string("; %s ran %s under it before, from %s on", F.col("last.consumer"), F.col("last.id"),
+                                        at(F.col("last.start_us"))),
+        "out_of_order": F.format_string("; %s had started %s at %s, before it", F.col("highest.consumer"), F.col("highest.id"),
+                                        at(F.col("highest.start_us"))),
+        "effect_twice": F.format_string("; %s had done it from %s to %s under fence %d, as the run log noted at %s", F.col("first.consumer"),
+                                        at(F.col("first.start_us")), at(F.col("first.end_us")), F.col("first.fence"), at(F.col("noted") * 1000)),
     }  # fmt: skip
     detail = F.concat(ran, others[check]) if check in others else ran
     return suspect(check, rows, detail, owner=F.col("consumer"))
 
 
-def _at(us: Any) -> Any:
+def at(us: Any) -> Any:
     """A moment for people, in UTC whatever the time zone of the session; what is beyond the calendar stays a number."""
     shown = F.date_format(F.to_utc_timestamp(F.timestamp_micros(us), F.current_timezone()), "yyyy-MM-dd HH:mm:ss.SSSSSS")
     return F.when(us.between(0, _LAST_US), shown).otherwise(us.cast("string"))
@@ -241,7 +245,8 @@ def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: R
     row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "record_ms")
     before = row.rowsBetween(Window.unboundedPreceding, -1)
     told = done.join(ids, ["stream", "id"], "left_semi").withColumn("former", F.lag("fence").over(row))
-    told = told.withColumn("noted", F.min("record_ms").over(before))
+    told = told.withColumn("first", F.min(F.struct("record_ms", "fence", "start_us", "end_us", "consumer")).over(before))
+    told = told.withColumn("noted", F.col("first.record_ms"))
     handed_ms = (F.col("fence") / FENCES_PER_MS).cast("bigint")
     wrong = (F.col("former") == F.col("fence")) | (handed_ms > F.col("noted") + limits.clocks_ms)
     kept = told.filter(F.col("former").isNotNull()).withColumn("wrong", wrong).persist()
@@ -265,8 +270,9 @@ def check_losses(
     found: list[DataFrame] = []
     if (dead := letters.there) is not None:
         missing = missing.join(dead.select("stream", "id"), ["stream", "id"], "left_anti")
-        both = dead.join(runs.filter(F.col("outcome") == "done").select("stream", "id", "ms", "seq", "consumer"), ["stream", "id"])
-        detail = F.concat(F.lit("done by "), F.col("consumer"), F.lit("; dead letter "), F.col("letter"), F.lit(", reason "), F.col("reason"))
+        both = dead.join(runs.filter(F.col("outcome") == "done").select("stream", "id", "ms", "seq", "consumer", "end_us"), ["stream", "id"])
+        shown = [F.col("consumer"), at(F.col("end_us")), F.col("letter"), F.col("reason")]
+        detail = F.format_string("done by %s at %s (UTC); dead letter %s, reason %s", *shown)
         found.append(suspect("dead_and_done", both, detail, owner=F.col("consumer")))
     kept = missing.persist()
     try:

@@ -12,7 +12,7 @@ from common.keys import Keys
 from common.printable import printable
 from master.audit.findings import CHECKS, Severity, commands, in_order, repair
 from master.audit.page import shown_figures
-from master.audit.report import Report
+from master.audit.report import Report, section
 
 _STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red", Severity.BAD: "bold red", Severity.WARN: "yellow"}
 _SHOWN_EXAMPLES = 2
@@ -35,6 +35,9 @@ def show(report: Report, page: Path | None) -> None:
             for line in commands(one.check, example, keys):
                 screen.print(f"    {_safe(line)}", style="cyan", soft_wrap=True)
             screen.print(f"    {_safe(repair(one.check, example, keys))}", soft_wrap=True)
+        left = one.count - min(len(one.examples), _SHOWN_EXAMPLES)
+        more = f"{left:,} more: on the page, or with --json, the first {len(one.examples)}. " if left > 0 else ""
+        screen.print(f"  {more}What then: deploy/runbook.md, {_safe(section(one.check))}", style="dim", soft_wrap=True)
     if report.unproven:
         screen.print("\n[bold]Not proven[/]")
         for sentence in report.unproven:

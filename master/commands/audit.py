@@ -165,13 +165,16 @@ def checks(as_json: bool) -> None:
         console().print(table("Findings", names, rows))
 
 
-@audit.command(help="Executions of one ticket in the run log, oldest record first. Needs no Spark.")
-@click.option("--ticket", required=True, help="The ticket's id.")
+@audit.command(help="Executions of one ticket, or of one message, in the run log, oldest record first. Needs no Spark.")
+@click.option("--ticket", help="The ticket's id.")
+@click.option("--message", help="The message's id (its place in the stream).")
 @_JSON
-def runs(ticket: str, as_json: bool) -> None:
+def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     from master.audit.bulk import BulkReader, Interrupted
     from master.audit.reading import run_columns
 
+    if ticket is None and message is None:
+        raise click.UsageError("of which ticket, or of which message? Give --ticket or --message.")
     settings: AuditSettings = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
@@ -180,17 +183,19 @@ def runs(ticket: str, as_json: bool) -> None:
         try:
             with BulkReader(near(url, stream)) as reader:
                 for page in run_columns(reader, Keys(stream, settings.group).runs, (b"-", b"+")):
-                    found += [(stream, *row[1:]) for row in zip(*page, strict=True) if row[2] == ticket]
+                    rows = (row for row in zip(*page, strict=True) if ticket in (None, row[2]) and message in (None, row[3]))
+                    found += [(stream, *row[1:]) for row in rows]
         except Interrupted as trouble:
             raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     names = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
     if as_json:
-        print_json({"ticket": ticket, "runs": [dict(zip(names, row, strict=True)) for row in found]})
+        print_json({"ticket": ticket, "message": message, "runs": [dict(zip(names, row, strict=True)) for row in found]})
     else:
-        console().print(_runs_table(ticket, found, len(settings.streams) > 1))
+        of = " and ".join(f"{what} {name}" for what, name in (("ticket", ticket), ("message", message)) if name is not None)
+        console().print(_runs_table(of, found, len(settings.streams) > 1))
 
 
-def _runs_table(ticket: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
+def _runs_table(of: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
     """``several``: of several streams, so that it matters of which one."""
     today, rows = moment(time.time_ns() // 1_000_000)[:11], []
     for stream, consumer, _, message_id, fence, attempt, start_us, end_us, outcome in found:
@@ -199,7 +204,7 @@ def _runs_table(ticket: str, found: Sequence[Sequence[Any]], several: bool) -> A
         rows.append((*([stream] if several else []), message_id, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
     columns = (*(["stream"] if several else []), "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
     ids = ("message", "attempt", "outcome", "began (UTC)", "fence")
-    return fitted(f"Executions of ticket {ticket}", columns, rows, (), ids, extras=("fence", "consumer"))
+    return fitted(f"Executions of {of}", columns, rows, (), ids, extras=("fence", "consumer"))
 
 
 audit.add_command(archive)

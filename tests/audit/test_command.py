@@ -19,6 +19,7 @@ import pytest
 from common.acl import programs
 from common.keys import Keys
 from common.redis_client import Link
+from master.audit.findings import FENCES_PER_MS
 from tests.audit.seeding import Seeder
 from tests.commands import usher
 from tests.process.machine import USHER, until
@@ -97,9 +98,34 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
     ran = "c1:1 ran it from 2023-11-14 22:13:20.000001 to 2023-11-14 22:13:22.000000 (UTC) under fence 5; 1-1 ran until"
     assert f"2-1 ticket it's owner c1:1: {ran}" in " ".join(shown.split())
     assert "This is a fault of Usher, or the consumer's clock was set back" in shown
+    assert "What then: deploy/runbook.md, Audit" in shown
     [line] = [line for line in shown.splitlines() if " runs --ticket " in line]
     assert usher(*shlex.split(line)[1:], "--json") == 0
     assert [run["id"] for run in orjson.loads(capsys.readouterr().out)["runs"]] == ["1-1", "2-1"]
+
+
+def test_who_did_what_twice_and_when_is_told_with_the_command_that_shows_both(
+    spark: SparkSession, settings: dict[str, str], link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.audit.seeding.GROUP", "shop")
+    orders = Seeder(link, "orders")
+    orders.add(("1-1", "a"))
+    orders.read()
+    orders.over("1-1")
+    for minute, consumer in enumerate(("c1:1", "c2:2")):
+        at_us = 1_700_000_000_000_000 + minute * 60_000_000
+        fence = (at_us // 1000 - 100) * FENCES_PER_MS
+        orders.ran(consumer, ("1-1", "a", fence, at_us, at_us + 500_000), record=f"{at_us // 1000 + 900}-0")
+    assert usher("audit", "--streams", "orders", "--group", "shop") == 1
+    shown = capsys.readouterr().out
+    first = "c1:1 had done it from 2023-11-14 22:13:20.000000 to 2023-11-14 22:13:20.500000 under fence"
+    assert first in " ".join(shown.split())
+    assert "as the run log noted at 2023-11-14 22:13:20.900000" in " ".join(shown.split())
+    [line] = [line for line in shown.splitlines() if " runs --message " in line]
+    assert usher(*shlex.split(line)[1:], "--json") == 0
+    assert [run["consumer"] for run in orjson.loads(capsys.readouterr().out)["runs"]] == ["c1:1", "c2:2"]
+    assert usher("audit", "runs") == 2
+    assert "Give --ticket or --message" in capsys.readouterr().err
 
 
 def _suspect(seeder: Seeder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import orjson
@@ -10,12 +11,17 @@ import pytest
 from common.keys import Keys
 from common.producer import Producer
 from common.redis_client import Link
+from common.run_log import encode
+from consumer.owner_steps import AckAnswer
+from consumer.policy.acks import Finished
 from master.actions import KEPT
 from master.audit.findings import FENCES_PER_MS, Found
 from master.audit.letters import last_drop_ms
-from tests.audit.seeding import CAP, Seeder
+from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
 from tests.audit.test_job import audit, plan
 from tests.commands import usher
+from tests.integration.factories import Owner, World
+from tests.integration.factories import plan as give
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,6 +104,40 @@ def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
     right = {"consumer": "c1:1", "ids": ["9-1"], "tickets": ["b"], "fences": [5], "attempts": [1], "start_us": [1], "end_us": [2]}
     link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | wrong))
     assert told(spark, redis_url) == {"run_unreadable": {"9999999999999-1"}}
+
+
+def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
+    spark: SparkSession, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the steps of masters and consumers: a's acknowledgement of T is refused beside one that is not. b, who has T, dies before its own, and c
+    handles T long after a's was noted. Nothing was promised to a; what it did is told."""
+    world = World(link)
+    leader, a, b, c = world.elect(), *(world.join(name) for name in "abc")
+    first, second = (b"%d-1" % int(time.time() * 1000 + n) for n in range(2))
+    world.owned(leader, a, b"U", first)
+    [theirs] = world.owned(leader, a, b"T", second)
+
+    def ran(owner: Owner, *each: tuple[bytes, bytes, int]) -> AckAnswer:
+        end_us = time.time_ns() // 1000
+        ended = [Finished(ticket, entry_id, fence, 1, end_us - 10, end_us) for ticket, entry_id, fence in each]
+        return owner.steps.ack({ticket: [entry_id] for ticket, entry_id, _ in each}, encode(owner.incarnation, ended), 100)
+
+    under = int(world.head(b"T").split()[1])
+    a.steps.drain(60_000)
+    assert a.steps.give_back({b"T": [theirs]}) == []
+    leader.hand_over(give(b, {b"T": [theirs]}, {b"T": world.head(b"T")}))
+    assert ran(a, (b"U", first, 1), (b"T", theirs, under)).stale == [b"T"]
+    world.end_lease(b)
+    time.sleep(1.2 * LIMITS.clocks_ms / 1000)
+    leader.take_back(b.incarnation, 10)
+    leader.hand_over(give(c, {b"T": [theirs]}, {b"T": world.head(b"T")}))
+    assert ran(c, (b"T", theirs, int(world.head(b"T").split()[1]))).stale == []
+    report = audit(spark, plan(redis_url, world.keys.stream))
+    assert [(one.check.name, one.examples) for one in report.found if one.check.name != "consumer_leaked"] == []
+    monkeypatch.setenv("USHER_REDIS_URL", redis_url)
+    assert usher("audit", "--group", GROUP, "runs", "--ticket", "T", "--json") == 0
+    runs = [(run["consumer"], run["id"], run["outcome"]) for run in orjson.loads(capsys.readouterr().out)["runs"]]
+    assert runs == [(a.incarnation, second.decode(), "stale"), (c.incarnation, second.decode(), "done")]
 
 
 def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:

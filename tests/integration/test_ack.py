@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from common.errors import OwnershipLost
+from common.run_log import DONE, STALE, Run, decode, encode
 from common.scripts import ids_argument, sizes_argument
 from consumer.owner_steps import AckAnswer
+from consumer.policy.acks import Finished
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
 
 
@@ -167,6 +169,33 @@ def test_the_run_log_gets_one_entry_per_batch_that_did_something(world: World) -
     a.steps.ack({b"T": ids[:1]}, record, 100)
     a.steps.ack({b"T": ids[1:]}, b"", 0)
     assert [fields for _, fields in world.link.call("XRANGE", world.keys.runs, "-", "+")] == [[b"batch", record]]
+
+
+def test_the_run_log_tells_what_was_refused_from_what_was_acknowledged_beside_it(world: World) -> None:
+    """Else what comes again would look as if it had been done, and known to be done. The record is in the order in which handlers ended."""
+    leader, a = world.elect(), world.join("a")
+    theirs, mine = world.owned(leader, a, b"T", b"1-1", b"2-1"), world.owned(leader, a, b"U", b"3-1", b"4-1")
+    a.steps.drain(60_000)
+    a.steps.give_back({b"T": theirs})
+    ended = [Finished(b"T", b"1-1", 2**50, 1, 1_790_000_000_000_001, 1_790_000_000_000_002)]
+    ended += [Finished(b"U", b"3-1", 7, 1, 3, 4), Finished(b"T", b"2-1", 2**50, 1, 5, 6), Finished(b"U", b"4-1", 7, 1, 7, 8)]
+    assert a.steps.ack({b"T": theirs, b"U": mine}, encode(a.incarnation, ended), 100) == AckAnswer({b"U": mine}, [b"T"])
+    [(_, [_, record])] = world.link.call("XRANGE", world.keys.runs, "-", "+")
+    runs = list(decode(record))
+    assert [(run.id, run.outcome) for run in runs] == [("1-1", STALE), ("3-1", DONE), ("2-1", STALE), ("4-1", DONE)]
+    assert runs[0] == Run(a.incarnation, "T", "1-1", 2**50, 1, 1_790_000_000_000_001, 1_790_000_000_000_002, STALE)
+    with world.unchanged():  # the reply was lost; what was done is in the log, and must not be done a second time
+        a.steps.ack({b"T": theirs, b"U": mine}, encode(a.incarnation, ended), 100)
+
+
+def test_what_was_refused_by_itself_is_in_the_run_log_too(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1")
+    a.steps.drain(60_000)
+    a.steps.give_back({b"T": ids})
+    a.steps.ack({b"T": ids}, encode(a.incarnation, [Finished(b"T", ids[0], 7, 1, 3, 4)]), 100)
+    [(_, [_, record])] = world.link.call("XRANGE", world.keys.runs, "-", "+")
+    assert list(decode(record)) == [Run(a.incarnation, "T", "1-1", 7, 1, 3, 4, STALE)]
 
 
 def test_the_run_log_is_kept_short(world: World) -> None:

@@ -43,6 +43,13 @@ def test_everything_is_seen_in_order_and_the_checkpoint_says_so_in_sql_and_redis
     assert outbox.rows("SELECT version, records FROM checkpoints") == [(3, 26)]
 
 
+def test_a_record_of_somebody_else_is_named_where_it_is_no_json() -> None:
+    with pytest.raises(ValueError, match=r"^the record 5-1 is no record of an outbox: its field 'data' is not there; it has ticket_id, text$"):
+        Record("5-1", "5-1", {"ticket_id": "42", "text": "hello"}).json()
+    with pytest.raises(ValueError, match="^the record 5-1 is no record of an outbox: its field 'data' is no JSON"):
+        Record("5-1", "5-1", {"data": "hello"}).json()
+
+
 def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     send(link, "a", "b", "c")
     consumer = consumers(outbox, batch=2)

@@ -20,10 +20,14 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from common.errors import SqlTrouble, StartRefused
 from common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
+from common.outbox.log_consumer import LogConsumer
 from common.outbox.sql_files import schema
 from common.outbox.store import OutboxStore
 from common.outbox.writer import LogRecord, write, write_all
 from common.sql_trouble import is_autocommit
+from consumer.sinks.outcomes import SinkMisused
+from consumer.sinks.sql import SqlSink
+from consumer.sinks.sql_async import AsyncSqlSink
 from tests.outboxes import Outbox, until
 
 
@@ -159,6 +163,22 @@ def test_aiosqlite_in_autocommit_mode_is_noticed(sqlite_outbox: Outbox) -> None:
     asyncio.run(work(isolation_level="AUTOCOMMIT"))
     asyncio.run(work())
     assert _staged(sqlite_outbox) == []
+
+
+def test_what_is_no_engine_of_a_plain_driver_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
+    waits = create_async_engine(url)
+    with pytest.raises(OutboxMisused, match="await connection.run_sync"):
+        write(waits, ticket_id="1", action="a", object="o")
+    for given, told in ((waits, "this is an asynchronous engine; give a URL"), (url, "aiosqlite is asynchronous; give a URL"), (None, "NoneType")):
+        with pytest.raises(OutboxMisused, match=told):
+            LogConsumer("one", "s", given)  # type: ignore[arg-type]
+    for given in (waits, url, None):
+        with pytest.raises(SinkMisused, match="for an AsyncEngine there is consumer.sinks.sql_async.AsyncSqlSink"):
+            SqlSink(given)  # type: ignore[arg-type]
+    for given in (sa.create_engine("sqlite://"), url):
+        with pytest.raises(SinkMisused, match="for an Engine or a URL there is consumer.sinks.sql.SqlSink"):
+            AsyncSqlSink(given)  # type: ignore[arg-type]
 
 
 def test_an_asynchronous_connection_of_a_driver_is_refused(postgres_outbox: Outbox) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import enum
 import os
 import threading
@@ -117,9 +119,13 @@ def test_an_enum_is_sent_as_its_value(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(None, "NoneType"), ({"a": 1}, "dict"), ([1], "list"), (bytearray(b"x"), "bytearray"), (uuid.UUID(int=1), "UUID")]
+    ("value", "kind"),
+    [
+        *((None, "NoneType"), ({"a": 1}, "dict"), ([1], "list"), (bytearray(b"x"), "bytearray"), (uuid.UUID(int=1), "UUID")),
+        *((decimal.Decimal("1.50"), "Decimal"), (datetime.date(2026, 11, 25), "date"), (datetime.datetime(2026, 11, 25), "datetime")),
+    ],
 )
 def test_what_has_no_text_of_its_own_is_refused_by_the_name_of_its_field(world: World, value: Any, kind: str) -> None:
-    with pytest.raises(TypeError, match=f"the field 'note' is of type {kind}: give str, bytes, int or float"):
+    with pytest.raises(TypeError, match=f"the field 'note' is of type {kind}: give str, bytes, int or float .str.value. of a UUID"):
         Producer(world.link).send("42", {"note": value})
     assert world.link.call("XLEN", STREAM) == 0

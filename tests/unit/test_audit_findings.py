@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,11 @@ from master.audit.facts import StreamFacts, is_capped, unproven
 from master.audit.findings import CHECKS, Example, Found, Limits, Member, commands, in_order, index_agrees, judge_members, repair
 from master.audit.plots import bars, line
 from master.audit.ranges import Probe, cut, points
+from master.audit.report import section
 from master.audit.snapshot import Look, still_holds
 
 KEYS = Keys("s", "g")
+RUNBOOK = (Path(__file__).resolve().parents[2] / "deploy" / "runbook.md").read_text()
 LIMITS = Limits(owner_idle_ms=1000, reaped_ms=1000)
 FULL = Example("s", "5-1", "it's", "c1:1", "what was seen")
 
@@ -26,6 +29,7 @@ def test_every_check_says_what_how_to_look_and_what_to_do(check: object) -> None
     assert one.means.endswith(".")
     lines = commands(one, FULL, KEYS)
     assert len(lines) == len(one.look) > 0
+    assert f"\n## {section(one)}\n" in RUNBOOK
     assert not any("{" in line.replace("{s}", "") for line in [*lines, repair(one, FULL, KEYS)]), "everything is filled in"
 
 

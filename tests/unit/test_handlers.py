@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ import pytest
 
 from common.errors import HandlerUnusable
 from consumer.declared import Batch
-from consumer.handlers import check_ran, load_handler
+from consumer.handlers import _tell_of_future, check_ran, load_handler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -253,3 +254,11 @@ class TestClash:
         )
         done = subprocess.run([sys.executable, "-B", "bin/start.py"], cwd=project, capture_output=True, text=True, check=False)
         assert done.stdout.startswith("HandlerUnusable USHER_HANDLER=orders:handle: orders imports 'common'"), done.stdout + done.stderr
+
+
+def test_a_future_of_a_pool_is_done_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What it stands for runs. But nobody waits for it, and hears of its error."""
+    _tell_of_future.cache_clear()
+    for _ in range(3):
+        check_ran(concurrent.futures.Future())
+    assert [record.getMessage() for record in caplog.records] == ["handler_returned_future"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
 from typing import Any
 
@@ -50,3 +51,15 @@ def test_places_are_named_only_where_a_number_may_be_none(monkeypatch: pytest.Mo
     for found in (math.nan, _Row(math.nan), {"in": [(math.inf,)]}):
         as_json("state", {"found": found})
     assert named == ["state"] * 3
+
+
+class _Model:
+    """Of a library that orjson does not know, as pydantic's are."""
+
+
+@pytest.mark.parametrize("value", [_Model(), {"rows": [_Model()]}, decimal.Decimal("1.5"), {1, 2}, b"x"])
+def test_what_cannot_be_encoded_is_refused_with_a_way_out(value: object) -> None:
+    with pytest.raises(TypeError, match=r"^data: Type is not JSON serializable: .*: give str\(value\) .*model_dump"):
+        as_json("data", value)
+    with pytest.raises(TypeError, match="^Dict key must be str$"):
+        as_json("data", {1: 2})
