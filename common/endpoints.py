@@ -75,8 +75,10 @@ def check(url: str) -> None:
     if not is_fixed(url):
         _hosts(parts)
         tls = _tls(parts)
-        kind = redis.Connection if tls is None else redis.SSLConnection
-        _made(kind, lambda: kind(**(tls or {})))
+        if tls is not None:
+            _made(redis.SSLConnection, lambda: redis.SSLConnection(**tls))
+        elif ignored := [name for name in parse_qs(parts.query) if name.startswith("ssl_")]:
+            raise ValueError(f"without TLS it has no option {ignored[0]}: over TLS it begins with rediss")
     if mode(url) == SENTINEL:
         _service(parts)
 

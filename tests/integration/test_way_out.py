@@ -108,5 +108,12 @@ def test_an_option_that_there_is_not_is_an_error_at_once_that_names_it(url: str)
         Link(url, "test")
 
 
+@pytest.mark.parametrize("url", ["redis+sentinel://127.0.0.1:1/shop", "redis+cluster://127.0.0.1:1"])
+def test_options_of_tls_without_tls_are_an_error(url: str) -> None:
+    """They were ignored: who had written redis for rediss sent everything, passwords too, in the clear."""
+    with pytest.raises(ValueError, match="over TLS it begins with rediss"):
+        Link(f"{url}?ssl_ca_certs=/etc/own.pem", "test")
+
+
 def test_the_option_that_was_meant_is_named(bench: Bench) -> None:
     assert "did you mean ssl_ca_certs?" in bench.refused("rediss://127.0.0.1:1/0?ssl_ca_cert=/etc/own.pem")
