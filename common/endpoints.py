@@ -13,6 +13,10 @@ node that has the stream's slot. All keys of a ticket stream lie in one slot, so
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -70,7 +74,11 @@ def check(url: str) -> None:
     parts = urlsplit(url)
     if not is_fixed(url):
         _hosts(parts)
-        _tls(parts)
+        tls = _tls(parts)
+        if tls is not None:
+            _made(redis.SSLConnection, lambda: redis.SSLConnection(**tls))
+        elif ignored := [name for name in parse_qs(parts.query) if name.startswith("ssl_")]:
+            raise ValueError(f"without TLS it has no option {ignored[0]}: over TLS it begins with rediss")
     if mode(url) == SENTINEL:
         _service(parts)
 
@@ -94,13 +102,26 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
         pool = redis.ConnectionPool.from_url(url, **options)
         if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
             pool.connection_kwargs.pop("socket_keepalive", None)
-        return pool.make_connection()
+        return _made(pool.connection_class, pool.make_connection)
     parts, at_sentinels = urlsplit(url), mode(url) == SENTINEL
     tls = _tls(parts)
     options |= _credentials(parts) | (tls or {})
     kind = redis.Connection if tls is None else redis.SSLConnection
     host, port = _sentinel_master(parts, timeout_s, tls) if at_sentinels else _slot_owner(parts, kind, options)
     return kind(host=host, port=port, db=_service(parts)[1] if at_sentinels else 0, **options)
+
+
+def _made(kind: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, a connection of ``kind`` that is not open yet. Raises ValueError where the URL has an option that it does not know."""
+    try:
+        return make()
+    except TypeError as wrong:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(wrong))
+        if unknown is None:
+            raise ValueError(f"an option of it cannot be used: {wrong}") from None
+        known = [name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters]
+        close = difflib.get_close_matches(unknown[1], known, 1)
+        raise ValueError(f"it has no option {unknown[1]}" + (f"; did you mean {close[0]}?" if close else "")) from None
 
 
 def _tls(parts: Any) -> dict[str, Any] | None:

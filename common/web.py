@@ -20,7 +20,7 @@ from werkzeug.routing import ValidationError as NoSuchPath
 from werkzeug.wrappers import Response as AnyResponse
 
 from common.credentials import Role
-from common.errors import RedisTrouble
+from common.errors import NotNow, RedisTrouble
 from common.health import Health
 from common.log import event
 from common.openapi import tells
@@ -94,6 +94,14 @@ class _Unwell(TypedDict):
 
 class _Alive(TypedDict):
     status: Literal["alive"]
+
+
+#: What Redis answers where it is well but takes no writes, and what an operator can do about it. Its own words may tell too much.
+_REFUSED = {
+    "OOM": "its memory is full (OOM)",
+    "MISCONF": "it cannot write to its disk (MISCONF)",
+    "NOREPLICAS": "too few replicas are connected (NOREPLICAS)",
+}
 
 
 def add_health(
@@ -288,8 +296,10 @@ def _answer_http(error: HTTPException) -> Response | HTTPException:
     return answer_problem(Problem(error.code, headers=kept))
 
 
-def _answer_redis(_trouble: RedisTrouble) -> Response:
-    return answer_problem(Problem(503, "redis_unavailable", "Redis does not answer as it should; try again", headers={"Retry-After": "1"}))
+def _answer_redis(trouble: RedisTrouble) -> Response:
+    why = _REFUSED.get(trouble.kind, "") if isinstance(trouble, NotNow) else ""
+    detail = f"Redis refuses writes: {why}" if why else "Redis does not answer as it should; try again"
+    return answer_problem(Problem(503, "redis_unavailable", detail, headers={"Retry-After": "1"}))
 
 
 def _answer_bug(_bug: Exception) -> Response:

@@ -69,7 +69,8 @@ class MasterClient:
             answer = Answer(url, response.status, _document(response.data), sent_s, _seconds(response.headers.get("Retry-After", "")))
             if answer.status != 503:
                 return answer
-            problems.append(f"{url}: {answer.document.get('title', '503')}")
+            told = [str(answer.document[part]) for part in ("title", "detail") if answer.document.get(part)]
+            problems.append(f"{url}: {': '.join(told) or 503}")
             leader = answer.document.get("leader_url")
             if leader == url or not (isinstance(leader, str) and self.prefer(leader)):
                 self._urls.rotate(-1)

@@ -13,6 +13,7 @@ from typing import Any
 
 from common.attempts import Attempts, decode
 from common.clock import now_s, wall_ms
+from common.doctor.writes import INFO_COMMANDS, write_trouble
 from common.keys import MASTER, Keys, LogKeys
 from common.redis_client import CommandRefused, Link
 from common.registration import name_of
@@ -97,8 +98,9 @@ class Explainer:
         commands = [
             *(("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers), ("GET", keys.leader), ("PTTL", keys.leader)),
             *(("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)),
+            *INFO_COMMANDS,
         ]
-        *stored, groups, consumers = self._link.pipeline(commands)
+        *stored, groups, consumers, persistence, memory = self._link.pipeline(commands)
         for reply in stored:
             if isinstance(reply, Exception):
                 raise reply
@@ -108,6 +110,7 @@ class Explainer:
         rules = rulebook(ruled)
         members = members_of(self._link, keys, registered)
         delivered, lag, pending = self._group(groups, consumers)
+        trouble = write_trouble(persistence, memory)
         found: dict[str, Any] = {
             "kind": kind,
             "fence": record.fence if record is not None else 0,
@@ -118,6 +121,7 @@ class Explainer:
             "rules": tuple(rules.all_of(ticket)),
             "crowd": _crowd(members, rules, pending),
             "health_url": "",
+            "refuses_writes": trouble.text if trouble is not None and trouble.is_certain else "",
         }
         if kind == "owned" and record is not None:
             found["owner"], found["health_url"] = self._owner(record.owner.decode(), members, rules)

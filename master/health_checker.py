@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: Consumers asked in one turn, and in a second: a thousand are not all asked at once, nor all within USHER_HEALTH_SECONDS.
 _SLICE, _PER_SECOND = 40, 100
+#: That most are silent is logged again only after this long.
+_TELL_AGAIN_S = 300.0
 #: Of a health question.
 BOUNDS = Bounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
 
@@ -51,6 +53,7 @@ class HealthChecker(Service):
         self._silences: dict[str, int] = {}
         self._unasked: dict[str, Member] = {}  # of this round
         self._began_s = 0.0
+        self._silent_since_s = self._told_s = 0.0  # since when most are, and when that was logged last; 0: they are not
         self.stalls_after_s = max(10.0, 4 * every_s + 60)
         self.revoked = 0
         #: Consumers that keep their leases although they are silent, since most are.
@@ -62,6 +65,7 @@ class HealthChecker(Service):
             self._silences.clear()
             self._unasked.clear()
             self.silent = 0
+            self._silent_since_s = 0.0
             return self._every_s
         if not self._unasked:
             self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
@@ -79,8 +83,7 @@ class HealthChecker(Service):
         """At the end of a round, when everybody was asked."""
         verdict = judge(self._silences, self._limit)
         self.silent = sum(count >= self._limit for count in self._silences.values()) if verdict.own_network else 0
-        if verdict.own_network:
-            event(log, "most_are_silent", level=logging.WARNING, silent=self.silent, of=len(self._silences))
+        self._tell()
         steps = LeaderSteps(self._scripts, self._keys, epoch, "")
         try:
             for incarnation in verdict.revoke:
@@ -89,6 +92,17 @@ class HealthChecker(Service):
                     event(log, "lease_revoked", level=logging.WARNING, consumer=incarnation, failures=self._silences[incarnation])
         except Fenced:
             self._lead.lost(epoch)
+
+    def _tell(self) -> None:
+        """That most are silent: when it begins, now and then while it lasts, and when it is over."""
+        now = now_s()
+        if self.silent and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
+            self._silent_since_s, self._told_s = self._silent_since_s or now, now
+            lasts_s = round(now - self._silent_since_s)
+            event(log, "most_are_silent", level=logging.WARNING, silent=self.silent, of=len(self._silences), for_s=lasts_s)
+        elif not self.silent and self._silent_since_s:
+            event(log, "most_answer_again", of=len(self._silences), after_s=round(now - self._silent_since_s))
+            self._silent_since_s = 0.0
 
     def _ask_all(self, members: Mapping[str, Member]) -> dict[str, bool]:
         """Whether each says that it is well."""

@@ -29,11 +29,15 @@ class TlsFront:
     """TLS in front of a Redis, as a proxy or its own ``tls-port`` would do it; ``behind`` is its unix socket, or its port here.
 
     ``plain_too``: who speaks no TLS is let through as well, as a Sentinel is that watches the port which it names to clients.
+    ``client_too``: clients must show a certificate of the same CA.
     """
 
-    def __init__(self, papers: Papers, behind: str | int, plain_too: bool = False) -> None:
+    def __init__(self, papers: Papers, behind: str | int, plain_too: bool = False, client_too: bool = False) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(papers.cert, papers.key)
+        if client_too:
+            self._context.verify_mode = ssl.CERT_REQUIRED
+            self._context.load_verify_locations(papers.ca)
         self.behind = behind
         self._plain_too = plain_too
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import io
 import os
 import shlex
 import signal
@@ -21,7 +22,7 @@ import xmlrpc.client
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from supervisor.supervisord import main as supervisord_main
@@ -258,7 +259,25 @@ def supervisord(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # gone before we asked
             sys.exit(1)
+    sys.stderr = _Unfailing(sys.stderr)
     supervisord_main(["--silent", "-c", str(CONFIGURATION)])
+
+
+class _Unfailing(io.TextIOBase):
+    """A stderr to which writing never fails: supervisord tells there that it cannot write a log. It lies on the same disk, and supervisord would end,
+    and everything with it, because the disk is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
+        return len(text)
 
 
 def _members(session: int) -> list[int]:

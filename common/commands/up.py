@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -16,6 +17,7 @@ from common.commands.preflight import PassesOn
 from common.commands.relay import Relay
 from common.commands.signals import StopAsked, StopRequest
 from common.commands.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
+from common.endpoints import mode
 from common.errors import StartRefused
 from common.log import redacted
 from common.settings import options
@@ -137,11 +139,17 @@ def _summary(made: Plan) -> str:
 
 
 def _example(made: Plan) -> str:
-    """A redis-cli line that sends a message. The password stays in its file, out of the process list and of the terminal."""
+    """A line that sends a message, with redis-cli where that can read the URL. The password stays in its file, out of the process list and of the
+    terminal."""
     sources = made.settings.sources
     stream = made.settings.work_stream if sources is None else next(iter((*sources.names, *sources.patterns))).replace("*", "1").replace("?", "1")
     message = f"XADD {shlex.quote(stream)} '*' {shlex.quote(made.settings.ticket_field)} 42 text hello"
     if made.redis_port is None:
+        if mode(made.redis_url) not in ("redis", "rediss") or urlsplit(made.redis_url).query:
+            given = {"--ticket-stream": stream, "--ticket-field": made.settings.ticket_field}
+            usual = {"--ticket-stream": "ticket_stream", "--ticket-field": "ticket_id"}
+            flags = [f"{flag} {shlex.quote(value)}" for flag, value in given.items() if value != usual[flag]]
+            return " ".join(["usher send", *flags, "--ticket 42 text=hello"])
         return f"redis-cli -u {redacted(made.redis_url)} {message}"
     password = shlex.quote(str(made.state_folder / "redis" / "password"))
     return f'REDISCLI_AUTH="$(cat {password})" redis-cli -p {made.redis_port} {message}'

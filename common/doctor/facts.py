@@ -56,8 +56,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Rights:
-    """What the user of the URL may do. ``missing``: commands it may not run that Usher needs. ``enough_for``: the programs that need none of
-    these, where not all can work under it. ``own_missing``: what the program lacks that the user is called after."""
+    """What the user of the URL may do. ``missing``: commands it may not run that masters or consumers need. ``enough_for``: the programs that
+    lack nothing, where one of those two does. ``own_missing``: what the program lacks that the user is called after."""
 
     user: str | None
     missing: tuple[str, ...] | None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from common.acl import programs
 from common.doctor.facts import Rights
 from common.errors import NotNow
-from common.keys import MASTER, Keys, LogKeys
+from common.keys import MASTER, Keys, LogKeys, uid_key
 from common.redis_client import Arg, CommandRefused, Link
 from common.sources import Sources
 
@@ -98,13 +98,24 @@ def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
     return [*found, ("SCAN", 0, "COUNT", 1)] if sources.patterns else found
 
 
+def _needed_by_others(keys: Keys) -> list[Command]:
+    """The same for what neither masters nor consumers touch, but streamers, log consumers, senders and auditors."""
+    log, uid = LogKeys(keys.stream), uid_key(keys.stream, b"u")
+    return [
+        *(("EVALSHA", "0" * 40, 1, key) for key in (log.leader, log.checkpoints, uid)),
+        *(("SET", log.leader, "v", "PX", 1), ("GET", log.leader), ("PTTL", log.leader), ("HSET", log.counters, "f", "v"), ("WAIT", 0, 0)),
+        *(("HGET", log.checkpoints, "f"), ("HSET", log.checkpoints, "f", "v"), ("HDEL", log.checkpoints, "f")),
+        *(("GET", uid), ("SET", uid, "v", "PX", 1), ("GET", log.archived), ("SET", log.archived, "0-0")),
+    ]
+
+
 def find_rights(link: Link, keys: Keys, sources: Sources | None = None) -> Rights:
     """What is missing. Raises RedisTrouble when Redis cannot be reached."""
     commands = needed(keys) + (needed_of_sources(keys, sources) if sources is not None else [])
     [who] = link.pipeline([("ACL", "WHOAMI")])
     user = who.decode(errors="replace") if isinstance(who, bytes) else None
     if user is not None:
-        answers = link.pipeline([("ACL", "DRYRUN", user, *command) for command in commands])
+        answers = link.pipeline([("ACL", "DRYRUN", user, *command) for command in (*commands, *_needed_by_others(keys))])
         if answers[0] == b"OK":  # TIME: it takes no key, so this says that we may ask
             return _found(keys, user, commands, [_refusal(answer) for answer in answers], "ACL DRYRUN")
     return _queued(link, keys, user, commands)
@@ -120,7 +131,7 @@ def _queued(link: Link, keys: Keys, user: str | None, commands: Sequence[Command
     [begun] = link.pipeline([("MULTI",)])
     if begun != b"OK":
         return _tried(link, keys, user, begun)
-    *replies, _ = link.pipeline([*commands, ("DISCARD",)])
+    *replies, _ = link.pipeline([*commands, *_needed_by_others(keys), ("DISCARD",)])
     for reply in replies:
         if isinstance(reply, NotNow):
             return Rights(user, None, f"not now: {reply}")
@@ -128,13 +139,14 @@ def _queued(link: Link, keys: Keys, user: str | None, commands: Sequence[Command
 
 
 def _found(keys: Keys, user: str | None, commands: Sequence[Command], replies: Sequence[object], how: str) -> Rights:
-    answers = list(zip(commands, replies, strict=True))
+    """Of the replies to ``commands``, and behind them to what others need."""
+    answers = list(zip([*commands, *_needed_by_others(keys)], replies, strict=True))
     refused = [command for command, reply in answers if _is_refused(reply)]
-    kinds = [program for program in programs(keys.stream, keys.group) if program.name in ("master", "consumer")]
+    kinds = [program for program in programs(keys.stream, keys.group) if program.connects]
     enough_for = tuple(program.name for program in kinds if not any(program.uses(command) for command in refused))
     own = [answer for program in kinds if program.name == user for answer in answers if program.uses(answer[0])]
-    own_missing = _missing([command for command, _ in own], [reply for _, reply in own])
-    return Rights(user, _missing(commands, replies), how, enough_for if refused else (), own_missing)
+    missing = _missing(commands, replies[: len(commands)])
+    return Rights(user, missing, how, enough_for if missing else (), _missing(*zip(*own, strict=True)) if own else ())
 
 
 def _is_refused(reply: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from common.doctor.facts import Facts, Finding, Severity
 from common.doctor.versions import floor_problem, known_holes, version_of
@@ -153,21 +153,33 @@ def _mib(size: int) -> str:
 def _rights(facts: Facts) -> Iterator[Finding]:
     rights = facts.rights
     who = f"user {rights.user}" if rights.user else "this user"
+    # One that is called after a program is for that; any other one may be meant for a master or a consumer.
+    fit = [name for name in rights.enough_for if name == rights.user] or [name for name in rights.enough_for if name in ("master", "consumer")]
     if rights.missing is None:
         means = f"whether {who} may run all that Usher needs shows only at work"
         yield Finding("rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator")
     elif rights.own_missing:
-        seen = f"{who} may not run {', '.join(rights.own_missing)} on all keys that a {rights.user} of this version uses ({rights.how})"
-        yield Finding("rights", BAD, seen, f"parts of a {rights.user}'s work do not get done", "give it the line that `usher acl` prints for it")
-    elif rights.enough_for:
-        seen = f"{who} may run all that a {' or a '.join(rights.enough_for)} needs ({rights.how}), and not all that others need"
-        yield Finding("rights", OK, seen, f"a {' or a '.join(rights.enough_for)} can work under it; other programs have users of their own")
+        seen = f"{who} may not run {', '.join(rights.own_missing)} on all keys that {_a([rights.user])} of this version uses ({rights.how})"
+        yield Finding(
+            "rights", BAD, seen, f"parts of the work of {_a([rights.user])} do not get done", "give it the line that `usher acl` prints for it"
+        )
+    elif fit:
+        seen = f"{who} may run all that {_a(fit)} needs ({rights.how}), and not all that others need"
+        yield Finding("rights", OK, seen, f"{_a(fit)} can work under it; other programs have users of their own")
     elif rights.missing:
         few = ", ".join(rights.missing[:8]) + (f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else "")
         do = "allow them on the stream and on the keys that begin with its name in braces; inside a script the caller needs them too"
-        yield Finding("rights", BAD, f"{who} may not run: {few}", "parts of Usher cannot work", do)
+        means = "no master and no consumer can do all of its work under it"
+        if rights.enough_for:  # it may be meant for that, or for a master and lack a few rights
+            means += f"; {_a(rights.enough_for)} can"
+            do += "; one that is called after its program (see `usher acl`) is judged by that alone"
+        yield Finding("rights", BAD, f"{who} may not run: {few}", means, do)
     else:
         yield Finding("rights", OK, f"{who} may run all that Usher needs ({rights.how})", "master and consumers can work under it")
+
+
+def _a(programs: Iterable[str | None]) -> str:
+    return " or ".join(f"{'an' if (name or '').startswith('a') else 'a'} {name}" for name in programs)
 
 
 def _times(facts: Facts) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 from common.attempts import NEVER
 from common.plural import many
@@ -17,10 +18,20 @@ from master.policy.rules import Action, Rule, Target
 
 #: A leader's lease, and the time to adopt, within which a dead leader has a successor; for words, not for decisions.
 _SOON = "within moments"
+#: States that end with a write to Redis, and not with a handler, a time, or what somebody does.
+_NEED_WRITES = frozenset({"unread", "parked", "returned", "recovering", "ending"})
 
 
 def explain(facts: Facts) -> Explanation:
     """What the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may have written."""
+    found = _explained(facts)
+    if not facts.refuses_writes or found.state not in _NEED_WRITES:
+        return found
+    refused = Reason("redis_refuses_writes", f"nothing of it moves: {facts.refuses_writes}")
+    return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
+
+
+def _explained(facts: Facts) -> Explanation:
     if facts.kind == "unreadable":
         return _unreadable(facts)
     if facts.kind == "halted":

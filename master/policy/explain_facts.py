@@ -138,6 +138,7 @@ class Facts:
     not_gathered: int = 0  # entries of all sources, of a work stream
     gathered_is_exact: bool = True  # all sources were looked at, and to their end
     by_stream: bool = False  # tickets of a work stream are called STREAM/ID
+    refuses_writes: str = ""  # why Redis does, for people
     delayed: int = 0  # messages that wait for their time, where nothing else of the ticket is there
     delayed_is_exact: bool = True
     due_ms: int = 0  # when the first of them is due

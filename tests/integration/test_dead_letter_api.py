@@ -16,6 +16,7 @@ from master.dead_letters import DeadLetters
 from master.web.dead_letters import BODY, letter_routes
 from tests.doors import doorman
 from tests.integration.factories import World
+from tests.integration.memory import full_memory
 
 _PATH = "/api/dead-letters"
 T = b"T"
@@ -133,3 +134,13 @@ def test_a_redis_that_is_away_is_503() -> None:
     for answered in (client.get(_PATH), client.get(f"{_PATH}/1-1"), client.post(f"{_PATH}/redrive", json={"ids": ["1-1"]})):
         assert _asked(answered, 503)["title"] == "redis_unavailable"
         assert answered.headers["Retry-After"] == "1"
+
+
+def test_a_redis_that_refuses_writes_says_why(client: Client, world: World, letters: list[str]) -> None:
+    """It was said to be away, which is looked for elsewhere: consumers that found no master had nothing else in their logs."""
+    with full_memory(world.link):
+        refused = client.post(f"{_PATH}/redrive", json={"ids": letters[:1]})
+    assert _asked(refused, 503)["title"] == "redis_unavailable"
+    assert refused.json is not None
+    assert refused.json["detail"] == "Redis refuses writes: its memory is full (OOM)"
+    assert _asked(client.post(f"{_PATH}/redrive", json={"ids": letters[:1]}))

@@ -90,6 +90,35 @@ def test_that_most_are_silent_is_counted_for_as_long_as_it_is(world: World) -> N
     assert checker.silent == 0, "who leads now counts"
 
 
+def test_that_most_are_silent_is_logged_at_its_beginning_rarely_while_it_lasts_and_at_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was a line every two seconds, and none when it was over."""
+    now_s = 1000.0
+    monkeypatch.setattr(health_checker, "now_s", lambda: now_s)
+    checker = _checker(world, _members(3))
+    caplog.set_level("INFO", "master.health_checker")
+
+    def logged() -> list[tuple[str, dict[str, object]]]:
+        records = [(record.getMessage(), record.facts) for record in caplog.records if record.name == "master.health_checker"]  # type: ignore[attr-defined]
+        caplog.clear()
+        return records
+
+    for _ in range(140):
+        checker.silent_ones = frozenset({"c0:1", "c1:1"})
+        checker.run_once()
+        now_s += 5
+    told = logged()
+    assert told == [("most_are_silent", {"silent": 2, "of": 3, "for_s": lasts_s}) for lasts_s in (0, 300, 600)]
+    checker.silent_ones = frozenset()
+    checker.run_once()
+    checker.run_once()
+    assert logged() == [("most_answer_again", {"of": 3, "after_s": 700})]
+    checker.silent_ones = frozenset({"c0:1", "c1:1"})
+    checker.run_once()
+    assert [action for action, _ in logged()] == ["most_are_silent"], "a new one is told at once"
+
+
 def test_silences_are_forgotten_with_the_lead_and_with_the_consumer(world: World) -> None:
     members = _members(3)
     checker = _checker(world, members)

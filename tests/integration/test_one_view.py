@@ -17,6 +17,7 @@ from master.status import StatusReader
 from master.vitals import VitalsReader, lag_document
 from tests.integration.factories import FIELD, LEASE_MS, World
 from tests.integration.gathered import Gathered
+from tests.integration.memory import full_memory
 
 
 def _pulse(link: Link, keys: Keys) -> Pulse:
@@ -76,6 +77,19 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, mo
     assert [reason.code for reason in found.reasons] == ["nothing_to_do", "has_dead_letter"]
     none = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("none")
     assert none.reasons[0].text.endswith("in processing: all that ever came is finished, or nothing ever came")
+
+
+def test_a_redis_that_takes_no_writes_is_what_a_ticket_waits_for(world: World) -> None:
+    """It was said to wait for the leader, which reads the stream in order."""
+    world.elect()
+    world.join("a")
+    world.send(b"T")
+    explainer = Explainer(world.link, world.keys, FIELD, LEASE_MS)
+    with full_memory(world.link):
+        first, *_ = explainer.explain("T").reasons
+        assert first.code == "redis_refuses_writes"
+        assert StatusReader(world.link, world.keys).overview()["write_trouble"] in first.text
+    assert explainer.explain("T").reasons[0].code == "lag"
 
 
 def test_the_lag_is_the_same_wherever_it_is_told(world: World) -> None:

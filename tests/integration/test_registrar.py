@@ -17,7 +17,7 @@ from common.errors import RedisTrouble
 from common.registration import Registration
 from common.service import Ended
 from consumer import registrar as registrar_module
-from consumer.master_client import MasterClient
+from consumer.master_client import MasterClient, MasterUnavailable
 from consumer.registrar import Registrar, Taken
 from tests.clock import clock_of
 
@@ -68,6 +68,13 @@ def test_the_client_tells_after_what_pause_a_master_wants_to_be_asked_again(mast
     master.answers.append((429, {}))
     answer = MasterClient([master.url], "").post("/", b"{}")
     assert (answer.status, answer.retry_after_s) == (429, 7.0)
+
+
+def test_why_no_master_could_is_told_as_the_master_told_it(master: Master) -> None:
+    refused = {"title": "redis_unavailable", "detail": "Redis refuses writes: its memory is full (OOM)"}
+    master.answers += [(503, refused), (503, {"title": "not_leader", "leader_url": None})]
+    with pytest.raises(MasterUnavailable, match=r"redis_unavailable: Redis refuses writes: its memory is full \(OOM\); http.*not_leader$"):
+        MasterClient([master.url], "").post("/", b"{}")
 
 
 def _ask() -> Registration:

@@ -209,8 +209,9 @@ def test_a_rehearsal_needs_no_more_than_an_auditor_may(emptied: Guarded, tmp_pat
     assert not {entry for entry in emptied.refused() if entry.rpartition(" ")[2] not in _MAY_BE_REFUSED}
 
 
-@pytest.mark.parametrize("name", ["master", "consumer"])
+@pytest.mark.parametrize("name", ["master", "consumer", "auditor", "streamer", "reader", "sender"])
 def test_the_doctor_says_what_such_a_user_is_enough_for(emptied: Guarded, tmp_path: Path, name: str) -> None:
+    """Of users for other programs than masters and consumers it said that they lack rights, and that parts of Usher cannot work."""
     emptied.admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
     found = _doctor(tmp_path, emptied.url(name))
     assert found["rights"]["severity"] == "ok", found
@@ -242,6 +243,16 @@ def test_the_doctor_names_what_a_master_lacks_whose_user_is_of_a_former_version(
     assert rights["severity"] == "bad"
     assert "user master may not run ZADD, ZRANGEBYSCORE" in rights["seen"]
     assert "usher acl" in rights["do"]
+
+
+def test_the_doctor_names_what_an_auditor_lacks(emptied: Guarded, tmp_path: Path) -> None:
+    emptied.admin.call("ACL", "SETUSER", "auditor", "-set")
+    try:
+        rights = _doctor(tmp_path, emptied.url("auditor"))["rights"]
+    finally:
+        emptied.admin.call("ACL", "SETUSER", "auditor", "+set")
+    assert rights["severity"] == "bad"
+    assert "user auditor may not run SET on all keys that an auditor of this version uses" in rights["seen"]
 
 
 def _doctor(folder: Path, url: str) -> dict[str, dict[str, str]]:

@@ -133,6 +133,21 @@ def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folde
         assert not processes_of(folder)
 
 
+def test_when_the_disk_of_the_logs_is_full_everything_goes_on(folder: Path) -> None:
+    """supervisord tells on its stderr, a file on the same disk, that it cannot write a log; that it could not was the end of everything."""
+    logs = folder / "state" / "logs"
+    logs.mkdir(parents=True)
+    for name in ("supervisord.out", "supervisord.log"):
+        (logs / name).symlink_to("/dev/full")
+    with UsherUp(folder, "--consumers", "1") as up:
+        for process in processes_of(folder):
+            if "consumer" in words_of(process):
+                process.kill()
+        assert up.run("send", "--ticket", "42", "text=hello").returncode == 0
+        until(lambda: shown(up, "ticket=42"), 30, "its successor has handled the message")
+        assert up.end(signal.SIGTERM) == 0
+
+
 def test_when_usher_up_itself_is_killed_everything_ends(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as up:
         up.process.kill()

@@ -130,6 +130,9 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     (with_info(used_memory="900000000"), "memory", WARN),
     (replace(WELL, rights=Rights("c", ("XCLAIM",), "MULTI")), "rights", BAD),
     (replace(WELL, rights=Rights("c", None, "MULTI is refused")), "rights", UNKNOWN),
+    (replace(WELL, rights=Rights("a", ("XCLAIM",), "MULTI", ("consumer", "sender"))), "rights", OK),
+    (replace(WELL, rights=Rights("auditor", ("XCLAIM",), "MULTI", ("auditor", "sender"))), "rights", OK),
+    (replace(WELL, rights=Rights("a", ("XCLAIM",), "MULTI", ("auditor", "sender"))), "rights", BAD),
     (replace(WELL, lease_ms=7500), "lease", WARN),
     (replace(WELL, lease_ms=7600), "lease", OK),
     (replace(with_config(busy_reply_threshold="100"), lease_ms=1000), "lease", OK),
@@ -305,6 +308,14 @@ def test_known_holes_by_number(product: str, number: tuple[int, int, int], holes
 
 
 # ---- rights ------------------------------------------------------------------------------------------------------------------
+
+
+def test_rights_that_are_enough_for_another_program_are_told_with_its_name() -> None:
+    """Whether they were meant for that, nobody has said."""
+    facts = replace(WELL, rights=Rights("shop", ("XCLAIM",), "MULTI", ("auditor", "sender")))
+    found = {finding.check: finding for finding in examine(facts)}["rights"]
+    assert found.means == "no master and no consumer can do all of its work under it; an auditor or a sender can"
+    assert "called after its program" in found.do
 
 
 def test_every_command_of_every_script_is_among_the_rights() -> None:

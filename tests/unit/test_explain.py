@@ -39,9 +39,18 @@ def owned(*entries: OwnEntry, told: bool = True, **facts: Any) -> Facts:
 
 
 RUNS = OwnEntry(A, "running", 2, NOW - 41_000)
+FULL = "Redis, memory: nothing can be sent or handed over"
 
 _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     # name: facts, state, first reason, the first sentence
+    "unread, and Redis takes no writes": (
+        *(ticket(unread=(A,), refuses_writes=FULL), "unread", "redis_refuses_writes"),
+        f"nothing of it moves: {FULL}",
+    ),
+    "runs, and Redis takes no writes": (
+        *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
+        f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}",
+    ),
     "runs": (owned(RUNS), "running", "handler_runs", f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}"),
     "waits for its next attempt": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),

@@ -1,0 +1,119 @@
+"""A connection to Redis that cannot be made: one line names the setting and what is to be changed in it, whatever the TLS library says."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import trustme
+
+from common.errors import NotNow, SettingsError, StartRefused
+from common.redis_client import Link, check_reachable
+from common.router.push_link import PushLink
+from tests.proxy import Proxy
+from tests.tls_front import Papers, TlsFront
+
+
+class Bench:
+    """A CA, and a Redis that is put behind TLS."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self.folder = folder
+        self.papers = Papers(folder)
+        self.behind = urlsplit(redis_url).path
+        self.password = urlsplit(redis_url).password
+
+    def told(self, options: str, *, client_too: bool = False) -> str:
+        with closing(TlsFront(self.papers, self.behind, client_too=client_too)) as front:
+            return self.refused(f"rediss://127.0.0.1:{front.port}/0{options.format(ca=self.papers.ca)}")
+
+    @staticmethod
+    def refused(url: str) -> str:
+        with pytest.raises((StartRefused, SettingsError)) as refused:
+            check_reachable(url)
+        assert "\n" not in str(refused.value)
+        assert str(refused.value).startswith("USHER_REDIS_URL")
+        return str(refused.value)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, redis_url: str) -> Iterator[Bench]:
+    yield Bench(tmp_path, redis_url)
+
+
+def test_a_ca_that_is_not_trusted_is_told_with_the_option_that_names_it(bench: Bench) -> None:
+    assert "ssl_ca_certs in the URL must name a file with the CA" in bench.told("")
+    other = bench.folder / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    assert "ssl_ca_certs in the URL must name a file with the CA" in bench.told(f"?ssl_ca_certs={other}")
+
+
+@pytest.mark.parametrize(
+    ("issue", "told"),
+    [
+        (lambda ca: ca.issue_cert("127.0.0.1", not_after=datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)), "has to be renewed"),
+        (lambda ca: ca.issue_cert("redis.example"), "the URL must name the host as the server's certificate does"),
+    ],
+    ids=["expired", "of another host"],
+)
+def test_a_certificate_of_the_server_that_is_no_good_is_told(bench: Bench, issue: Callable[[trustme.CA], trustme.LeafCert], told: str) -> None:
+    issued = issue(bench.papers._ca)
+    bench.papers.key.write_bytes(issued.private_key_pem.bytes())
+    bench.papers.cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+    assert told in bench.told("?ssl_ca_certs={ca}")
+
+
+def test_that_a_client_certificate_is_wanted_is_told(bench: Bench) -> None:
+    """TLS itself says only that the connection ended in violation of the protocol."""
+    assert "ssl_certfile and ssl_keyfile in the URL" in bench.told("?ssl_ca_certs={ca}", client_too=True)
+    with closing(TlsFront(bench.papers, bench.behind, client_too=True)) as front:
+        papers = bench.papers
+        check_reachable(
+            f"rediss://:{bench.password}@127.0.0.1:{front.port}/0?ssl_ca_certs={papers.ca}&ssl_certfile={papers.cert}&ssl_keyfile={papers.key}"
+        )
+
+
+def test_a_file_that_is_not_there_is_named(bench: Bench) -> None:
+    assert "in the URL: ssl_ca_certs /nowhere/ca.pem" in bench.told("?ssl_ca_certs=/nowhere/ca.pem")
+    told = bench.told("?ssl_ca_certs={ca}&ssl_certfile=/nowhere/c.pem&ssl_keyfile=/nowhere/k.pem")
+    assert "in the URL: ssl_certfile /nowhere/c.pem, ssl_keyfile /nowhere/k.pem" in told
+
+
+def test_tls_to_a_server_that_speaks_none_and_the_other_way_round_are_told(bench: Bench, redis_url: str) -> None:
+    with Proxy(redis_url) as proxy:
+        assert "reached with redis instead of rediss" in bench.refused(f"rediss://127.0.0.1:{urlsplit(proxy.url).port}/0")
+    with closing(TlsFront(bench.papers, bench.behind)) as front:
+        assert "reached with rediss instead of redis" in bench.refused(f"redis://127.0.0.1:{front.port}/0")
+        push = PushLink(f"redis://127.0.0.1:{front.port}/0", "test", 2.0)
+        with pytest.raises(NotNow, match="reached with rediss instead of redis"):
+            push.connect([])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "rediss://127.0.0.1:1/0?ssl_ca_cert=/etc/own.pem",
+        "redis://127.0.0.1:1/0?ssl_ca_cert=/etc/own.pem",
+        "rediss+sentinel://127.0.0.1:1/shop?ssl_ca_cert=/etc/own.pem",
+        "rediss+cluster://127.0.0.1:1?ssl_ca_cert=/etc/own.pem",
+    ],
+)
+def test_an_option_that_there_is_not_is_an_error_at_once_that_names_it(url: str) -> None:
+    """It was a traceback, or with Sentinel one in every turn of every thread."""
+    with pytest.raises(ValueError, match="it has no option ssl_ca_cert"):
+        Link(url, "test")
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://127.0.0.1:1/shop", "redis+cluster://127.0.0.1:1"])
+def test_options_of_tls_without_tls_are_an_error(url: str) -> None:
+    """They were ignored: who had written redis for rediss sent everything, passwords too, in the clear."""
+    with pytest.raises(ValueError, match="over TLS it begins with rediss"):
+        Link(f"{url}?ssl_ca_certs=/etc/own.pem", "test")
+
+
+def test_the_option_that_was_meant_is_named(bench: Bench) -> None:
+    assert "did you mean ssl_ca_certs?" in bench.refused("rediss://127.0.0.1:1/0?ssl_ca_cert=/etc/own.pem")
