@@ -139,7 +139,7 @@ def acl_file(stream: str, group: str, sources: Sequence[str] = (), passwords: Ma
     if passwords:
         lines = [_NOBODY, *(program.line(passwords[program.name]) for program in programs(stream, group, sources))]
         return "\n".join([*lines, f"user {ADMIN} {_entry(passwords[ADMIN])} ~* &* +@all"]) + "\n"
-    lines = [_HEAD.format(stream=','.join(sources) or stream, group=group), _NOBODY]
+    lines = [_HEAD.format(stream=",".join(sources) or stream, group=group), _NOBODY]
     for program in programs(stream, group, sources):
         lines += ["", f"# {program.about}", program.line()]
     return "\n".join(lines) + "\n"

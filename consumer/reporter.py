@@ -51,9 +51,7 @@ class Reporter(Service):
 
     name = "report"
 
-    def __init__(
-        self, masters: MasterClient, incarnation: str, spare: int, ticket_window: int, keeps_up: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, masters: MasterClient, incarnation: str, spare: int, ticket_window: int, keeps_up: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
         self._masters = masters
         self._incarnation = incarnation

@@ -12,6 +12,7 @@ from common.settings import Address, CommonSettings
 #: Longest life of a lead, in seconds. What lasts longer in Redis is of a clock that was set back (elector, lua/share.lua).
 LONGEST_LEASE_S = 600
 
+
 class MasterSettings(CommonSettings):
     """Everything that can be set on a master."""
 

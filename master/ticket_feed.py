@@ -226,11 +226,7 @@ class TicketFeed(Service):
         """Hand-overs that began and ended between two looks at the index."""
         known = self._seen.get(ticket)
         handed = known.row["message_ids"] if known is not None else ()
-        return [
-            Event(ticket, "hand_over", _hand_over_of(one.data))
-            for one in completed
-            if one.data["message_id"] not in handed
-        ]
+        return [Event(ticket, "hand_over", _hand_over_of(one.data)) for one in completed if one.data["message_id"] not in handed]
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
         assert follower.live is not None

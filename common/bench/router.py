@@ -135,9 +135,7 @@ def _send(link: Link, streams: int, messages: int, rate: float) -> float:
             continue
         now_ns = time.time_ns() - began_ns
         late_ns += [now_ns - int(at / rate * 1e9) for at in range(sent, due)]
-        for reply in link.pipeline(
-            [("XADD", names[at], "*", "n", at, "due_ns", began_ns + int(at / rate * 1e9)) for at in range(sent, due)]
-        ):
+        for reply in link.pipeline([("XADD", names[at], "*", "n", at, "due_ns", began_ns + int(at / rate * 1e9)) for at in range(sent, due)]):
             if isinstance(reply, Exception):
                 raise reply
         sent = due

@@ -29,7 +29,7 @@ _WATCH_EVERY_S = 1.0
 @click.command(
     cls=PassesOn,
     help="Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers. Ctrl-C drains and stops "
-    "everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
+    "everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs.",
 )
 @options(LocalSettings)
 def up(flags: dict[str, Any]) -> None:

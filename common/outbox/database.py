@@ -17,9 +17,7 @@ try:
 
     from common.sql_trouble import CANCELED, is_autocommit, passing, plain, sqlstate
 except ModuleNotFoundError as missing:  # an extra
-    raise ModuleNotFoundError(
-        f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
-    ) from None
+    raise ModuleNotFoundError(f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
 
 #: How long a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0

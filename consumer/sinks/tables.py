@@ -27,9 +27,7 @@ try:
 
     from common.sql_trouble import is_autocommit, sqlstate
 except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
-    raise ModuleNotFoundError(
-        f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name
-    ) from None
+    raise ModuleNotFoundError(f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
 
 #: Longer or odd texts (NUL, which PostgreSQL refuses; bytes that are not UTF-8) are stored as their digest.
 _LONGEST_TEXT = 256

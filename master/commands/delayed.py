@@ -51,9 +51,7 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
         print_json({"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms, "messages": [_document(one) for one in rows]})
         return
     field = settings.ticket_field
-    lines = [
-        (one.id, moment_text(one.due_ms, "seconds"), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, field)) for one in rows
-    ]
+    lines = [(one.id, moment_text(one.due_ms, "seconds"), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, field)) for one in rows]
     console().print(table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due")))
     click.echo("  none" if not rows else f"  {len(rows):,} of {waiting.messages:,}")
     if unsorted:

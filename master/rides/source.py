@@ -93,7 +93,7 @@ class Source:
             strays = "SELECT count(*) FROM counted_rides WHERE consumer = :consumer AND ride_id NOT IN (SELECT id FROM rides)"
             state = connection.scalar(sa.text(queries(self._engine.dialect.name)["state"]), {"name": name, "stream": stream})
             never = int(connection.scalar(sa.text(strays), {"consumer": name}) or 0)  # rolled back, and emitted all the same
-        return Counted(name, int(rides) + never, int(distance), int(lost), int(duplicates) + never, json.loads(state or '{}'))
+        return Counted(name, int(rides) + never, int(distance), int(lost), int(duplicates) + never, json.loads(state or "{}"))
 
     def close(self) -> None:
         self._engine.dispose()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 CORPUS = (
     "<img src=x onerror=alert(1)>",
-    "\"><svg/onload=alert(1)>",
+    '"><svg/onload=alert(1)>',
     "javascript:alert(1)",
     "{{7*7}}",
     "</script><script>alert(1)</script>",

@@ -129,9 +129,7 @@ class Model:
         if run["uid"] in self._effects:
             return
         n = len(self._effects) + 1
-        self._effects[run["uid"]] = self._note(
-            "commit", n=n, uid=run["uid"], ticket=run["ticket"], tok=run["tok"], who=run["who"], t=self._now()
-        )
+        self._effects[run["uid"]] = self._note("commit", n=n, uid=run["uid"], ticket=run["ticket"], tok=run["tok"], who=run["who"], t=self._now())
         amount = next(r["amount"] for r in self.records if r["k"] == "send" and r["uid"] == run["uid"])
         self._accounts[run["ticket"]] = self._accounts.get(run["ticket"], 0) + amount
 

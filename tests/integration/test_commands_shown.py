@@ -125,9 +125,7 @@ def test_where_the_group_is_not_there_the_group_is_blamed_and_not_redis(
     told = capsys.readouterr().err
     assert told.startswith(f"usher: USHER_GROUP: stream {world.keys.stream} has no group nope. The master that leads makes it")
     assert "USHER_REDIS_URL" not in told
-    assert "(group nope: not there; the master that leads makes it)" in " ".join(
-        shown(world, "status", "--once", "--group", "nope").output.split()
-    )
+    assert "(group nope: not there; the master that leads makes it)" in " ".join(shown(world, "status", "--once", "--group", "nope").output.split())
 
 
 @pytest.mark.parametrize(

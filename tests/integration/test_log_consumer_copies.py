@@ -14,9 +14,7 @@ from tests.outboxes import STREAM, Outbox, read_all, send
 KEYS = Keys(STREAM, "g")
 
 
-def test_a_record_without_a_uid_whose_dead_letter_is_redriven_is_seen_once(
-    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
-) -> None:
+def test_a_record_without_a_uid_whose_dead_letter_is_redriven_is_seen_once(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """It comes again with its former id as its uid. Who has begun behind it sees it for the first time then."""
     link.call("XGROUP", "CREATE", STREAM, "g", "$", "MKSTREAM")
     [entry_id] = send(link, "")

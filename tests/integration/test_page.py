@@ -280,9 +280,7 @@ def test_what_tickets_are_doing_is_told_also_of_those_that_nobody_has(site: Site
     assert "stock &lt;is&gt; counted" in site.get("/tickets").text
 
 
-def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_the_overview(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_the_overview(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     busy(world)
     site = Site(world)
 

@@ -118,9 +118,7 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
             master.turn()
 
     @rule(tickets=_TICKETS, some=_SOME, step=st.sampled_from(LEADER_STEPS), trouble=_TROUBLE, moves=_MOVES, listens=st.booleans())
-    def a_master_turns_and_loses_a_reply(
-        self, tickets: list[bytes], some: int, step: str, trouble: Trouble, moves: Moves, listens: bool
-    ) -> None:
+    def a_master_turns_and_loses_a_reply(self, tickets: list[bytes], some: int, step: str, trouble: Trouble, moves: Moves, listens: bool) -> None:
         self._send(tickets)
         master = self._master(some)
         if listens:

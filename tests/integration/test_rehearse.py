@@ -29,7 +29,7 @@ from tests.integration.gathered import Gathered
 from tests.process.machine import until
 from tests.sinks import rows
 
-_SHOP = '''
+_SHOP = """
 import asyncio, os, sqlite3, threading, time
 from consumer import GiveUp, RetryLater, batch, handler
 
@@ -84,7 +84,7 @@ async def waits(message):
 def many(messages):
     [message] = messages
     return {message: "not stored"} if message.ticket_id == "B" else None
-'''
+"""
 
 
 @pytest.fixture

@@ -35,9 +35,7 @@ def _kill_connections(link: Link) -> int:
 
 
 @pytest.mark.parametrize(("mode", "streams"), [(Mode.CHANGE_DRIVEN, 20_000), (Mode.PORTABLE, 4000)])
-def test_connections_killed_in_the_middle_of_many_streams_lose_nothing_and_repeat_nothing(
-    proxy: Proxy, link: Link, mode: Mode, streams: int
-) -> None:
+def test_connections_killed_in_the_middle_of_many_streams_lose_nothing_and_repeat_nothing(proxy: Proxy, link: Link, mode: Mode, streams: int) -> None:
     rng = random.Random(1)
     names = [f"s{number}" for number in range(streams)]
     sent: dict[bytes, list[bytes]] = {}

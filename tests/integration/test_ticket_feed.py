@@ -128,9 +128,7 @@ def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, 
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
 
 
-def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(
-    feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticket_feed, "_POSITION_S", 0.1)
     fill(world, 1)
     ours, theirs = socket.socketpair()
@@ -218,7 +216,10 @@ def test_who_comes_back_after_the_stream_began_anew_is_told_so_and_gets_all(feed
     fill(world, 2)
     found = told(feed, "9999-1_1016-0_0-0", 4)
     assert [(one["event"], one.get("message_id", one.get("after"))) for one in found] == [
-        ("gap", "9999-1"), ("entry", "1000-1"), ("entry", "1010-1"), ("state", None)
+        ("gap", "9999-1"),
+        ("entry", "1000-1"),
+        ("entry", "1010-1"),
+        ("state", None),
     ]
 
 

@@ -40,7 +40,14 @@ def test_what_waits_where_is_told_apart(world: World) -> None:
     assert {name: (load.state, load.pending) for name, load in seen.consumers.items()} == {"a": ("live", 1), "b": ("lost", 0)}
     assert seen.led
     assert lag_document(seen) | {"time_ms": 0, "oldest_seconds": 0} == {
-        "lag": 1, "lag_is_exact": True, "pending": 3, "unfinished": 4, "oldest_seconds": 0, "consumers": 1, "slots": 8, "time_ms": 0
+        "lag": 1,
+        "lag_is_exact": True,
+        "pending": 3,
+        "unfinished": 4,
+        "oldest_seconds": 0,
+        "consumers": 1,
+        "slots": 8,
+        "time_ms": 0,
     }
 
 

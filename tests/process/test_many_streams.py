@@ -65,4 +65,3 @@ def test_each_streams_tickets_are_its_own_and_all_is_told(folder: Path, link: Li
         assert "--ticket-stream" in _told(folder, redis_url, "send", "--ticket", "1", "a=b", fails=True)
         trimmed = _told(folder, redis_url, "trim", "--json", "--apply", "--ticket-stream", "orders")
         assert trimmed["decision"] == "nothing" or trimmed["floor"] == sent["orders"][-1], "a source may be cut up to what was gathered"
-

@@ -58,7 +58,7 @@ def handle_one_by_one(messages):
             record(message)
     return failed
 '''
-_READER = '''
+_READER = """
 import os
 import sys
 from common.reading_loop import LoopOptions, MessageReadingLoop
@@ -74,7 +74,7 @@ def handle(message):
 options = LoopOptions(block_s=0.2, idle_s=1.0, claim_every_s=0.2, max_attempts=2, threads=2, batch=5, queue=10)
 with MessageReadingLoop(sys.argv[1], "payments", "billing", handle, options) as loop:
     loop.wait(60)
-'''
+"""
 FILES = {"shapes.py": _HANDLERS, "reader.py": _READER}
 
 

@@ -24,13 +24,15 @@ from tests.process.machine import ROOT, environ_for, until
 
 pytestmark = pytest.mark.process
 
-FILES = {"shop.py": """
+FILES = {
+    "shop.py": """
 import os
 from pathlib import Path
 
 def handle(message):
     Path(message.ticket_id).write_text(os.environ["PYTHONFAULTHANDLER"])
-"""}
+"""
+}
 
 
 class Supervised:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 _EXAMPLE = ("--effect", "consumer.sinks.examples:total", "--setup", "consumer.sinks.examples:create")
 #: Handlers that keep a mapping in a file, under a lock; no database, so that they are quick.
-_HANDLERS = '''
+_HANDLERS = """
 import contextlib, fcntl, json, os, time
 from common.errors import RetryLater
 from common.redis_client import Link
@@ -123,14 +123,14 @@ def constant(ticket):
 def total():
     with book() as pages:
         return sum(int(amount) for page in pages.values() for amount in page)
-'''
+"""
 FILES = {"shop.py": _HANDLERS}
 
-_OWN_PID = '''
+_OWN_PID = """
 def handle(message):
     assert os.getpid() == PID, "a connection made at the import would be shared by two processes"
     naive(message)
-'''
+"""
 
 
 def torture(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

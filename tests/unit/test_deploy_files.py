@@ -19,8 +19,13 @@ from common.commands.local import LocalSettings, Plan
 from common.errors import SettingsError, StartRefused, UsherError
 
 _ASKED: dict[str, Any] = {
-    "host": "127.0.0.1", "masters": None, "consumers": 2, "handler": "shop:handle",
-    "name": None, "health_port": 8721, "redis_port": 6390,
+    "host": "127.0.0.1",
+    "masters": None,
+    "consumers": 2,
+    "handler": "shop:handle",
+    "name": None,
+    "health_port": 8721,
+    "redis_port": 6390,
 }
 _ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN": "token"}
 

@@ -161,9 +161,7 @@ def test_the_level_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("style", ["human", "json"])
 def test_secrets_of_the_settings_are_never_logged_in_whatever_form(style: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A canary for each, in every place of a line."""
-    settings = CommonSettings(
-        redis_url="redis://:canary%2Fone@h/0", api_token="canary-two", dead_letter_webhook="https://hooks.example/canary-three"
-    )
+    settings = CommonSettings(redis_url="redis://:canary%2Fone@h/0", api_token="canary-two", dead_letter_webhook="https://hooks.example/canary-three")
     configure("master", "info", style, settings.secrets)
     for hidden in ("canary%2Fone", "canary/one", "canary-two", "https://hooks.example/canary-three"):
         event(_log, f"said_{hidden}", fact=hidden, nested={"token": [hidden]}, raw=hidden.encode())

@@ -39,7 +39,6 @@ class TestTicket:
             check_ticket(ticket)
         assert refused.value.reason == reason
 
-
     def test_no_ticket_id_can_have_the_name_of_a_message_without_one(self) -> None:
         with pytest.raises(MessageUndecodable):
             check_ticket(unkeyed_ticket(b"5-1"))

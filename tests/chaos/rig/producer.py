@@ -202,5 +202,3 @@ class Tail:
 
 def _first(flat: list[bytes], name: bytes) -> bytes | None:
     return next((flat[at + 1] for at in range(0, len(flat), 2) if flat[at] == name), None)
-
-
