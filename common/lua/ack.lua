@@ -15,12 +15,12 @@
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 at_full_memory(KEYS[3])
 local stream, group, tickets_key, args = KEYS[1], ARGV[1], KEYS[3], ARGV
-local concat, match, sub = table.concat, string.match, string.sub
+local concat, find, match, sub = table.concat, string.find, string.match, string.sub
 local finished, sizes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
 local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
 local n, last = 0, 0 -- of what is done; of `finished`, the last id of the ticket
-local refused, refusals = {}, 0
+local refused, theirs = {}, 0 -- of the refused: the number of those that the other owner has, so that we have never acknowledged them
 -- A record of ours. One that nobody can read is not ours either.
 local OURS = '^' .. string.gsub(ARGV[2], '%W', '%%%0') .. ' %d+ (.*)$'
 
@@ -48,8 +48,11 @@ for i = 1, #sizes do
   if record and not ids then
     reply[#reply + 1] = i
     reply[#reply + 1] = 'STALE'
-    for k = first, last do refused[finished[k]] = true end
-    refusals = refusals + sizes[i]
+    local others = ' ' .. (match(record, '^%S+ %d+ (.*)$') or '') .. ' '
+    for k = first, last do
+      refused[finished[k]] = true
+      if find(others, ' ' .. finished[k] .. ' ', 1, true) then theirs = theirs + 1 end
+    end
   elseif ids and (ids == line or sub(ids, 1, #line + 1) == line .. ' ') then
     -- The usual case: what is finished is what was handed over first.
     for k = first, last do
@@ -80,8 +83,9 @@ in_chunks(#changed, function(from, to) redis.call('HSET', tickets_key, unpack(ch
 if n > 0 and redis.call('EXISTS', KEYS[4]) == 1 then
   in_chunks(n, function(from, to) redis.call('HDEL', KEYS[4], unpack(done, from, to)) end)
 end
--- A batch that comes again, because our reply was lost, has what is GONE and nothing that is done now: its record is there.
-if ARGV[3] ~= '' and (n > 0 or (refusals > 0 and refusals == #finished)) then
-  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', refusals > 0 and with_refusals(ARGV[3]) or ARGV[3])
+-- A batch that comes again, because our reply was lost, has nothing that is done now, but what is GONE, or of a ticket that somebody else has
+-- by now for what came later: its record is there.
+if ARGV[3] ~= '' and (n > 0 or (theirs > 0 and theirs == #finished)) then
+  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', next(refused) and with_refusals(ARGV[3]) or ARGV[3])
 end
 return reply

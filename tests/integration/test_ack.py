@@ -198,6 +198,17 @@ def test_what_was_refused_by_itself_is_in_the_run_log_too(world: World) -> None:
     assert list(decode(record)) == [Run(a.incarnation, "T", "1-1", 7, 1, 3, 4, STALE)]
 
 
+def test_a_batch_whose_reply_was_lost_is_not_refused_in_the_run_log_though_its_ticket_is_with_somebody_else_by_then(world: World) -> None:
+    """It was done, and is known to be done; what the other one has of the ticket came after that."""
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    ids = world.owned(leader, a, b"T", b"1-1")
+    record = encode(a.incarnation, [Finished(b"T", ids[0], 7, 1, 3, 4)])
+    assert a.steps.ack({b"T": ids}, record, 100).stale == []
+    world.owned(leader, b, b"T", b"2-1")
+    with world.unchanged():
+        assert a.steps.ack({b"T": ids}, record, 100).stale == [b"T"]
+
+
 def test_the_run_log_is_kept_short(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", *[b"%d-1" % n for n in range(1, 401)])

@@ -57,3 +57,37 @@ def test_a_child_that_was_forked_inside_ends_as_any_other() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(3)  # it went on
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
+
+def test_one_within_another_ends_both_and_the_next_signal_is_what_it_was() -> None:
+    """Such as `run` of a reading loop, in a program whose own loop looks at signals: it would not have ended, nor the program."""
+    with UntilSignal() as outer, UntilSignal() as inner:
+        signal.raise_signal(signal.SIGINT)
+        assert (outer.came, inner.came) == (True, True)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_was_within_leaves_the_signals_to_the_one_around_it() -> None:
+    with UntilSignal() as outer:
+        with UntilSignal() as inner:
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        assert (outer.came, inner.came) == (True, False)
+
+
+def test_a_forked_child_that_looks_at_signals_itself_gets_them() -> None:
+    """Such as a worker process that runs a reading loop: it was ended at once, with what it had."""
+    pipe = os.pipe()
+    with UntilSignal():
+        if (pid := os.fork()) == 0:
+            with UntilSignal() as own:
+                signal.raise_signal(signal.SIGTERM)
+                os.write(pipe[1], b"came" if own.came else b"")
+                signal.raise_signal(signal.SIGTERM)
+            os._exit(3)  # it went on
+        os.close(pipe[1])
+        with os.fdopen(pipe[0], "rb") as told:
+            assert told.read() == b"came"
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
