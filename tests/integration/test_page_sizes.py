@@ -40,9 +40,9 @@ class Trips:
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     made, send = Trips(), Link._send
 
-    def counted(link: Link, connection: Any, packed: Any) -> None:
+    def counted(link: Link, connection: Any, packed: Any, replies: int = 1) -> None:
         made.count += 1
-        send(link, connection, packed)
+        send(link, connection, packed, replies)
 
     monkeypatch.setattr(Link, "_send", counted)
     return made
