@@ -53,6 +53,7 @@ class NameLock:
 
     def __init__(self, state_folder: Path, name: str) -> None:
         self.path = state_folder / "locks" / f"{name}.lock"
+        self._process_path = self.path.with_suffix(".process")
         self._descriptor: int | None = None
         self._taken_by = 0
         self._process: int | None = None  # the descriptor of the second file
@@ -72,7 +73,12 @@ class NameLock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as problem:
             raise StartRefused(f"USHER_STATE_DIR: the lock file {self.path} cannot be made: {problem}") from problem
-        if self._is_the_process() is False:
+        try:
+            is_the_process = self._is_the_process()
+        except OSError as problem:  # without it we would look dead to whoever can open it
+            os.close(descriptor)
+            raise StartRefused(f"USHER_STATE_DIR: the lock file {self._process_path} cannot be made: {problem}") from problem
+        if is_the_process is False:
             os.close(descriptor)
             return None
         try:
@@ -111,13 +117,10 @@ class NameLock:
             return False
 
     def _is_the_process(self) -> bool | None:
-        """Whether this process has, or gets, the record lock: False when another one has it, None where the file system has no such locks."""
-        try:
-            if self._process is None:
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._process = os.open(self.path.with_suffix(".process"), flags, 0o600)
-        except OSError:
-            return None
+        """Whether this process has, or gets, the record lock: False when another one has it, None where the file system has no such locks. Raises
+        OSError when the file cannot be made."""
+        if self._process is None:
+            self._process = os.open(self._process_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.lockf(self._process, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:

@@ -146,10 +146,11 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         NameLock(tmp_path, "c1").acquire()
 
 
-def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["c1.lock", "c1.process"])
+def test_a_symbolic_link_is_not_followed(tmp_path: Path, name: str) -> None:
     (tmp_path / "locks").mkdir()
-    (tmp_path / "locks" / "c1.lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(StartRefused, match="USHER_STATE_DIR"):
+    (tmp_path / "locks" / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(StartRefused, match=f"USHER_STATE_DIR: .*{name}"):
         NameLock(tmp_path, "c1").acquire()
     assert not (tmp_path / "victim").exists()
 
