@@ -166,7 +166,7 @@ class Link:
         self._elsewhere = False
         self._open = False
         self._process = 0  # that opened it
-        self._owed = 0  # replies that are under way; a signal's handler may raise anywhere, also before we wait for them
+        self._owed = 0  # replies that are under way. Whoever breaks off leaves them, and the next call connects anew
         self.connections = 0
         # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
         check(url)
@@ -305,10 +305,7 @@ class Link:
     def _meanwhile(self, work: Meanwhile) -> None:
         try:
             work()
-        except BaseException as failed:
-            self._moved_on()  # the reply must not be taken for the next one
-            if not isinstance(failed, Exception):
-                raise
+        except Exception as failed:
             raise troubles.count(ReplyUnknown(f"the reply of Redis was not waited for: {failed}")) from failed
 
     def _receive(self, block_s: float, is_glance: bool = False) -> Any:
@@ -329,9 +326,6 @@ class Link:
                 return NOT_YET  # what has come of it is kept
             self._moved_on()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")) from failed
-        except BaseException:
-            self._moved_on()  # what is left of the reply must not be taken for the next one
-            raise
 
 
 def check_reachable(url: str) -> None:
