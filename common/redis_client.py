@@ -18,7 +18,7 @@ import redis
 from common.endpoints import check, is_fixed, make_connection
 from common.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from common.log import redacted
-from common.way_out import way_out
+from common.way_out import unreachable
 
 Arg = bytes | str | int | float
 Meanwhile = Callable[[], None]
@@ -259,9 +259,7 @@ class Link:
             raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
-            raise troubles.count(
-                NotNow("CONNECT", f"Redis at {redacted(self.url)} cannot be reached: {failed}{way_out(self.url, failed)}")
-            ) from failed
+            raise troubles.count(NotNow("CONNECT", unreachable(self.url, failed))) from failed
 
     def _check_server(self) -> None:
         if self._same_server is None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from common.log import redacted
+
 #: Options of the URL that name a file or a folder.
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 #: Words of the error, in small letters, and what they mean where the URL asks for TLS; the first that fits. "violation of protocol" is what is seen
@@ -31,6 +33,11 @@ _OVER_TLS = (
     ),
 )
 _HUNG_UP = ("connection reset", "connection closed")
+
+
+def unreachable(url: str, failed: object) -> str:
+    """That Redis cannot be reached, for people: where, why, and what to do about it."""
+    return f"Redis at {redacted(url)} cannot be reached: {failed}{way_out(url, failed)}"
 
 
 def way_out(url: str, failed: object) -> str:

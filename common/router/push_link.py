@@ -14,9 +14,8 @@ import redis
 
 from common.endpoints import make_connection
 from common.errors import NotNow, ReplyUnknown, UsherError
-from common.log import redacted
 from common.redis_client import Arg, CommandRefused, named
-from common.way_out import way_out
+from common.way_out import unreachable
 
 _CHUNK = 262_144
 #: Kind of NotNow: the connection ended when it was asked for RESP3 or tracking.
@@ -70,7 +69,7 @@ class PushLink:
             self._socket = self._connection._sock
         except (redis.RedisError, OSError) as failed:
             self.disconnect()
-            raise NotNow("CONNECT", f"Redis at {redacted(self._url)} cannot be reached: {failed}{way_out(self._url, failed)}") from failed
+            raise NotNow("CONNECT", unreachable(self._url, failed)) from failed
         self._reader = _reader()
         wanted = [word for prefix in prefixes for word in ("PREFIX", prefix)]
         for command in (("HELLO", 3), ("CLIENT", "TRACKING", "ON", "BCAST", *wanted)):

@@ -14,7 +14,7 @@ import hiredis
 from common.endpoints import make_connection
 from common.errors import UsherError
 from common.log import redacted
-from common.way_out import way_out
+from common.way_out import unreachable
 
 #: Entries of a page of the pending list: with fewer, the way to Redis and back counts; with more, memory (REDIS-FACTS: 10 MB a page).
 PAGE = 10_000
@@ -50,7 +50,7 @@ class BulkReader:
         try:
             self._connection.connect()
         except Exception as failed:
-            raise Interrupted(f"Redis at {redacted(self._url)} cannot be reached: {failed}{way_out(self._url, failed)}") from failed
+            raise Interrupted(unreachable(self._url, failed)) from failed
         return self
 
     def __exit__(self, *_: object) -> None:
