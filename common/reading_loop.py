@@ -51,7 +51,8 @@ log = logging.getLogger(__name__)
 Handle = Callable[[StreamMessage], Any]
 _PLAIN = "a reading loop takes plain functions that do the work themselves: no `async def`, no generator, no class"
 _POLL_S = 0.02
-_LOOK_S = 0.2
+#: How soon `run` notices a signal: its handler must not wake a wait that it may have interrupted with the lock in hand.
+_LOOK_S = 0.5
 #: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies between.
 _FRESH_PART = 0.8
 
