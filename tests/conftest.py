@@ -7,6 +7,7 @@ emptying it can never hurt anybody.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ pytest_plugins = ("tests.postgres", "tests.sinks", "tests.outboxes", "tests.valk
 #: ``pytest --hypothesis-profile=long tests/integration/test_protocol_machine.py``: an hour instead of seconds.
 hypothesis.settings.register_profile("long", max_examples=5000, stateful_step_count=60)
 
+
+#: A shell that starts us in the background may have Ctrl-C ignored, which all programs that tests start would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: The server that all tests are to run on. If none was set, those in these folders, of whole programs, run on the one that people get with Usher,
 #: and all others on the oldest that Usher works with: it can do least.
