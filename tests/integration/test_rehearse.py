@@ -198,6 +198,17 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
     assert [one["letter_id"] for one in letters["rehearsals"]] == [letter]
 
 
+def test_what_a_former_owner_was_refused_is_not_how_it_ended(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    leader, a = world.elect(), world.join("a")
+    [sent] = world.owned(leader, a, b"T", b"1-1")
+    for name, fence, outcomes in ((a.incarnation, 77, ()), ("zombie:1", 76, ("stale",))):
+        world.link.call("XADD", world.keys.runs, "*", "batch", encode(name, [Finished(b"T", sent, fence, 1, 1, 2)], outcomes))
+    a.steps.ack({b"T": [sent]}, b"", 0)
+    assert usher("rehearse", "shop:mended", "--ticket", "T", "--yes", "--json") == 0
+    [one] = json.loads(capfd.readouterr().out)["rehearsals"]
+    assert one["before"]["state"] == "done"
+
+
 def test_a_letter_is_known_by_its_message_too_and_a_message_says_if_it_is_a_letter(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     (letter,) = buried(world, b"T", policy="park")
     [(message_id, _)] = world.link.call("XRANGE", world.keys.stream, "-", "+")
