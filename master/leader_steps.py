@@ -107,14 +107,14 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
     return found
 
 
-def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, int, str]:
+def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, str]:
     """Position, last id, those that are not planned, what of the plan is not in the news, and how they were seen (lua/hand_over.lua)."""
     if not news.found:
-        return b"", b"", b"[]", b"[]", 0, ""
+        return b"", b"", b"[]", b"[]", ""
     ids = list(map(itemgetter(0), news.found))
     seen, taken = set(ids), set(chain.from_iterable(planned))
     left, old = ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
-    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), int(news.is_all), news.heard
+    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), news.heard
 
 
 class LeaderSteps:

@@ -5,10 +5,10 @@
 --       separates tickets in an inbox record (common/streams.py: separator), 7 the ids of all tickets, of each in id order, 8 the number of
 --       them of each ticket (both JSON: one long argument costs less than many), 9 the last id that the group was given when the news were
 --       seen ("": there are none), 10 the last id of the news, 11 those of the news that are not in the plan, 12 those ids of the plan that are
---       not in the news (both JSON), 13 "1" when there were no more than these, 14 the digest of news that were heard (a few, over another
---       connection; master/looks.py: digest), "": they were seen here, then the tickets, all target by target; then for each target:
---       incarnation, number of its tickets of which the plan believes that they have no record, number of the others, which stand behind
---       them, and for each of those the record's head as the plan believes it: "<owner> <fence>"
+--       not in the news (both JSON), 13 the digest of news that were heard (a few, over another connection; master/looks.py: digest), "": they
+--       were seen here, then the tickets, all target by target; then for each target: incarnation, number of its tickets of which the plan
+--       believes that they have no record, number of the others, which stand behind them, and for each of those the record's head as the plan
+--       believes it: "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
 --        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call. If all of its ids were heard, are
 --        small together and were not tried before, it brings the bodies too: id, number of names and values, then these; the next id, ...
@@ -46,8 +46,8 @@ local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 --    pending for anybody, unless somebody set the group back or claimed ahead of it; then it is taken from whoever has it, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
 local left, old = cjson.decode(ARGV[11]), {} -- left: of the news, what `master` gets
-local heard = ARGV[14] ~= '' and {} -- bodies by id
-local names_at = 14 -- ticket number i is args[names_at + i], its record is records[i]
+local heard = ARGV[13] ~= '' and {} -- bodies by id
+local names_at = 13 -- ticket number i is args[names_at + i], its record is records[i]
 local records = records_of(tickets_key, args, names_at + 1, #sizes)
 local parked = {}
 local complete = false
@@ -63,7 +63,7 @@ if heard then
     digest(entry[1])
     for _, part in ipairs(entry[2]) do digest(part) end
   end
-  if redis.sha1hex(concat(parts)) ~= args[14] then return {'MOVED', position} end
+  if redis.sha1hex(concat(parts)) ~= args[13] then return {'MOVED', position} end
   -- How often they were tried is known of those that come again after the group was lost; that their owner must ask.
   for n, tried in ipairs(redis.call('HMGET', KEYS[6], unpack(next_ids))) do
     if tried then heard[next_ids[n]] = nil end
@@ -218,7 +218,7 @@ local function add_bodies(record, target_ids, over)
 end
 
 local fence = ''
-local read = has_news and entries_read(stream, facts, seen, args[10], args[13] == '1')
+local read = has_news and entries_read(stream, facts, seen, args[10])
 if has_news then move_group(stream, group, position, facts['entries-read']) end
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 claim('master', left, #left)
