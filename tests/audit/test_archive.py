@@ -383,6 +383,7 @@ def test_a_query_that_sees_what_the_outbox_still_holds_is_refused(
 ) -> None:
     with sqlite3.connect(tmp_path / "shop.db") as sql:
         sql.execute("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('a', 'create', 'ride')")
+    sql.close()
     assert compared() == 2
     assert "1 rows of its outbox are not in the stream yet: let `usher streamer` send them" in " ".join(capsys.readouterr().err.split())
     with sqlite3.connect(tmp_path / "shop.db") as sql:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,12 +33,20 @@ class Done(NamedTuple):
     fence: int = 5
 
 
-def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
-    from master.audit.job import Audit, AuditPlan
-
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[tuple[str, SqlSink]]:
+    """A sink, and the URL of its database."""
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     sink = SqlSink(url)
     sink.create_tables()
+    yield url, sink
+    sink.engine.dispose()
+
+
+def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, shop: tuple[str, SqlSink]) -> None:
+    from master.audit.job import Audit, AuditPlan
+
+    url, sink = shop
     for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4"), Done("d", "6-2")):
         with sink.transaction(done):
             pass
@@ -59,13 +68,11 @@ def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], "of another ticket; of none"
 
 
-def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSession, tmp_path: Path) -> None:
+def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSession, shop: tuple[str, SqlSink]) -> None:
     from master.audit.effects import check_stored
     from master.audit.suspects import Suspects
 
-    url = f"sqlite:///{tmp_path / 'shop.db'}"
-    sink = SqlSink(url)
-    sink.create_tables()
+    url, sink = shop
     sent = {"1-1": ("7-1", ""), "2-1": ("8-1", "order-8"), "3-1": ("9-1", "order-9")}
     make = message_type("usher:{g}", is_gathered=True)
     for entry_id, (source_id, uid) in list(sent.items())[:2]:
@@ -101,3 +108,4 @@ def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(tmp_path: Path) -> N
     assert "the sink default has stored nothing" in check_stored(nothing, nothing, url, "default", 0, nothing)
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL cannot be used"):
         oldest_s("nonsense", "default")
+    sink.engine.dispose()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from common.redis_client import Link
 from tests.integration.test_reading_loop import KEYS, pending, send, until
-from tests.outboxes import made_outbox
+from tests.outboxes import Outbox
 from tests.rules import ROOT
 
 #: As docs/plain-streams.md has it; a handler that takes a moment, and tells that it runs.
@@ -94,30 +93,28 @@ def test_a_reading_loop_lets_what_runs_finish_gives_the_rest_back_and_the_progra
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_log_consumer_stores_the_batch_that_it_handles_and_the_program_goes_on(
-    redis_url: str, link: Link, tmp_path: Path, number: signal.Signals
+    redis_url: str, link: Link, sqlite_outbox: Outbox, number: signal.Signals
 ) -> None:
-    outbox = made_outbox(f"sqlite:///{tmp_path / 'shop.db'}")
     send(link, 3)
-    process = _begin(_LOG, redis_url, outbox.url, "patient")
+    process = _begin(_LOG, redis_url, sqlite_outbox.url, "patient")
     until(lambda: link.call("HLEN", "begun") == 1)
     code, out, errors = _ended(process, number)
     assert (code, out) == (0, "the program goes on"), errors
     assert "Traceback" not in errors
-    with outbox.engine.connect() as sql:
+    with sqlite_outbox.engine.connect() as sql:
         assert sql.exec_driver_sql("SELECT state FROM consumer_states").scalars().all() == ['{"handled":1}']
 
 
-def test_a_second_signal_does_not_wait_for_the_batch_of_which_nothing_is_stored_then(redis_url: str, link: Link, tmp_path: Path) -> None:
-    outbox = made_outbox(f"sqlite:///{tmp_path / 'shop.db'}")
+def test_a_second_signal_does_not_wait_for_the_batch_of_which_nothing_is_stored_then(redis_url: str, link: Link, sqlite_outbox: Outbox) -> None:
     send(link, 3)
-    process = _begin(_LOG, redis_url, outbox.url)
+    process = _begin(_LOG, redis_url, sqlite_outbox.url)
     until(lambda: link.call("HLEN", "begun") == 1)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
     code, _, errors = _ended(process, signal.SIGINT)
     assert (code, "KeyboardInterrupt" in errors) == (-signal.SIGINT, True), errors
-    with outbox.engine.connect() as sql:
+    with sqlite_outbox.engine.connect() as sql:
         assert sql.exec_driver_sql("SELECT state FROM consumer_states").scalars().all() == []
 
 
