@@ -10,8 +10,10 @@ from common.log import redacted
 
 #: Options of the URL that name a file or a folder.
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-#: Words of the error, in small letters, and what they mean where the URL asks for TLS; the first that fits. "violation of protocol" is what is seen
-#: of a refused client certificate when the server has hung up before its reason was read.
+#: What is seen of a client certificate that the server refuses or misses, and what when it has hung up before its reason was read.
+_REFUSED = ("certificate required", "unknown ca", "bad certificate", "handshake failure", "certificate unknown")
+_HUNG_UP_OVER_TLS = ("violation of protocol", "connection reset", "broken pipe")
+#: Words of the error, in small letters, and what they mean where the URL asks for TLS; the first that fits.
 _OVER_TLS = (
     (("certificate has expired",), "the certificate of the server has to be renewed, where Redis runs"),
     (("certificate is not yet valid",), "the certificate of the server is not valid yet, or the clock of this machine is wrong"),
@@ -24,7 +26,7 @@ _OVER_TLS = (
     (("pem lib", "no start line", "not enough data", "bad base64"), "a file that the URL names is no PEM file of that kind"),
     (("expired",), "the server says that the certificate in ssl_certfile of the URL has expired"),
     (
-        ("certificate required", "unknown ca", "bad certificate", "handshake failure", "violation of protocol", "certificate unknown"),
+        (*_REFUSED, *_HUNG_UP_OVER_TLS),
         "the server may want a certificate of a CA that it knows: ssl_certfile and ssl_keyfile in the URL",
     ),
     (

@@ -14,6 +14,7 @@ import trustme
 from common.errors import NotNow, SettingsError, StartRefused
 from common.redis_client import Link, check_reachable
 from common.router.push_link import PushLink
+from common.way_out import way_out
 from tests.proxy import Proxy
 from tests.tls_front import Papers, TlsFront
 
@@ -75,6 +76,11 @@ def test_that_a_client_certificate_is_wanted_is_told(bench: Bench) -> None:
         check_reachable(
             f"rediss://:{bench.password}@127.0.0.1:{front.port}/0?ssl_ca_certs={papers.ca}&ssl_certfile={papers.cert}&ssl_keyfile={papers.key}"
         )
+
+
+@pytest.mark.parametrize("seen", ["Error 104 while writing to socket. Connection reset by peer.", "Error 32 while writing to socket. Broken pipe."])
+def test_so_is_it_where_the_server_has_hung_up_before_its_reason_was_read(seen: str) -> None:
+    assert "ssl_certfile and ssl_keyfile in the URL" in way_out("rediss://redis.example.com", seen)
 
 
 def test_a_file_that_is_not_there_is_named(bench: Bench) -> None:
