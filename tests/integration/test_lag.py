@@ -235,6 +235,43 @@ def test_entries_that_were_trimmed_unread_do_not_count_any_more_when_the_group_i
     assert caught_up.told()[0] == (12, 1)
 
 
+@pytest.mark.parametrize(
+    "gone",
+    [("XTRIM", 3), ("XTRIM", 2), ("XTRIM", 0), ("XDEL", 1), ("XDEL", 2), ("XDEL", 3)],
+    ids=["2 trimmed", "3 trimmed", "all trimmed", "first deleted", "second deleted", "last deleted"],
+)
+@pytest.mark.parametrize("older", ["kept", "trimmed"])
+def test_what_goes_between_the_look_and_the_hand_over_never_makes_the_lag_too_low(caught_up: Twins, older: str, gone: tuple[str, int]) -> None:
+    """Redis 8 does not count what was trimmed unread, so it must not be taken off its lag either."""
+    call, stream = caught_up.world.link.call, caught_up.world.keys.stream
+    if older == "trimmed":
+        call("XTRIM", stream, "MAXLEN", 0)
+    ids = caught_up.send(5)
+    what, number = gone
+    caught_up.take(3, since=lambda: call("XTRIM", stream, "MAXLEN", number) if what == "XTRIM" else call("XDEL", stream, ids[number - 1]))
+    left = sum(rank(entry[0]) > rank(ids[2]) for entry in call("XRANGE", stream, "-", "+"))
+    unread = 5 - number if what == "XTRIM" else 0
+    for there in range(left, -1, -1):
+        lag = caught_up.told()[0].lag
+        assert lag is None or there <= lag <= there + unread
+        caught_up.take(1)
+    caught_up.send(1)
+    caught_up.take(1)
+    assert caught_up.told()[0] == (9, 0)
+
+
+def test_while_the_group_keeps_up_no_body_is_copied_for_the_lag(caught_up: Twins) -> None:
+    """XINFO STREAM tells the first and the last entry, however large they are."""
+    caught_up.world.link.call("CONFIG", "RESETSTAT")
+    for _ in range(5):
+        caught_up.send(2)
+        caught_up.take(10)
+    told = caught_up.world.link.call("INFO", "commandstats")
+    assert b"cmdstat_xgroup|setid" in told
+    assert b"cmdstat_xinfo|stream" not in told
+    assert caught_up.same() == (13, 0)
+
+
 def test_after_everything_was_deleted_or_trimmed_the_same_is_told(caught_up: Twins) -> None:
     caught_up.world.link.call("XTRIM", caught_up.world.keys.stream, "MAXLEN", 0)
     assert caught_up.same() == (3, 0)
