@@ -90,9 +90,9 @@ class SinkTables:
         this ticket waits, and then sees what we left. A look without the lock would be true at its time and wrong at the commit.
         """
         ticket = storable(fenced_ticket(message))
-        if ticket and connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence}).rowcount == 0:
+        if ticket and not _wrote(connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence})):
             raise StaleFence(message)
-        return connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}).rowcount == 1
+        return _wrote(connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}))
 
     def begin_rehearsal(self, connection: sa.Connection) -> bool:
         """In place of ``admit`` where all is rolled back: looks at no fence and no uid, so that what is stored can be rehearsed. True.
@@ -174,6 +174,18 @@ class SinkTables:
             picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
             removed += connection.execute(sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))).rowcount
         return removed
+
+
+def _wrote(result: Any) -> bool:
+    """Whether the statement wrote its row. Raises SinkMisused where that is not told: taken for a repeat, the message would be done without its
+    effect, and a lower fence would pass. SQLAlchemy before 2.0.28 tells -1 of an INSERT."""
+    count = result.rowcount
+    if count not in (0, 1):
+        raise SinkMisused(
+            f"SQLAlchemy {sa.__version__} tells {count} written rows where 0 or 1 is meant, so nothing is stored; 2.0.28 or later is needed: "
+            + how_to_install("sql")
+        )
+    return bool(count == 1)
 
 
 def storable(text: str) -> str:
