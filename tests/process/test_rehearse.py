@@ -39,7 +39,7 @@ def test_it_asks_first_and_ctrl_c_ends_the_handler_and_tells_what_is_known(folde
     os.write(mine, b"n\n")
     declined = started()
     out, err = declined.communicate(timeout=60)
-    assert (declined.returncode, out, (folder / "hangs").exists()) == (2, b"", False)
+    assert (declined.returncode, out.strip(), (folder / "hangs").exists()) == (2, b"", False)
     assert b"shop:handle is called with 3 messages, one by one." in err
     assert b"REAL" in err
     os.write(mine, b"y\n")
