@@ -53,6 +53,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 LATEST_MS = 10**15
 #: IDMP remembers so many uids of a producer id at most, whatever the time; by their hash uids are spread over these producer ids.
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
+#: Whether the stream is set up for IDMP is asked no more often than this.
+_ASK_S = 10.0
 
 
 class Outgoing(NamedTuple):
@@ -96,7 +98,7 @@ class Producer:
         self._patience_s = patience_s
         self._rng = random.Random()
         self._locks: dict[int, threading.Lock] = {}  # by process: in a forked child another thread's lock is never let go
-        self._native: tuple[int, bool] = (0, False)  # connection, and whether its server drops repeats itself
+        self._native: tuple[int, float, bool] = (0, 0.0, False)  # connection, asked at, and whether its server drops repeats itself
 
     def send(self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None) -> str:
         """Add one message; the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
@@ -197,15 +199,16 @@ class Producer:
         return [bytes(reply).decode() for reply in replies]
 
     def _server_drops_repeats(self) -> bool:
-        """Asked once per connection, so that all producers of a stream do the same: a uid that one way knows the other does not."""
-        connection, native = self._native
-        if connection != self._link.connections or not connection:
+        """Asked anew with each connection and now and then, so that all producers of a stream do the same: a uid that one way knows the other does
+        not. A stream that is deleted loses its setting, and what comes after it has that of the server: 100 uids, for 100 s."""
+        connection, asked_s, native = self._native
+        if connection != self._link.connections or not connection or now_s() - asked_s > _ASK_S:
             try:
                 facts = pairs(self._link.call("XINFO", "STREAM", self._stream))
             except CommandRefused:  # the stream is not there yet, or we may not ask
                 facts = {}
             native = _is_set_up(facts, self._dedup_s)
-            self._native = (self._link.connections, native)
+            self._native = (self._link.connections, now_s(), native)
         return native
 
 

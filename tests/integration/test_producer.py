@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from common.clock import now_s
 from common.errors import MessageUndecodable, NotNow, ReplyUnknown
 from common.keys import uid_key
 from common.producer import Outgoing, Producer, idmp_command
@@ -188,8 +189,39 @@ class TestLostReplies:
             Producer(Link("redis://127.0.0.1:1/0", "test"), patience_s=0.2).send("T", {})
 
 
+@pytest.fixture
+def set_up(link: Link) -> None:
+    """The stream is set up for IDMP. Skips where the server does not have it: USHER_REDIS_SERVER names a Redis 8.6."""
+    link.call("XADD", STREAM, "*", "ticket_id", "first")
+    try:
+        link.call("XCFGSET", STREAM, "IDMP-DURATION", 60, "IDMP-MAXSIZE", 10_000)
+    except CommandRefused:
+        pytest.skip("this server has no IDMP")
+
+
 class TestServersOwn:
-    """IDMP (Redis 8.6). No server here has it: what is asked of one is tried, and what would be sent."""
+    """IDMP (Redis 8.6)."""
+
+    @pytest.mark.usefixtures("set_up")
+    def test_repeats_are_dropped_by_the_server(self, link: Link) -> None:
+        producer = Producer(link, dedup_s=60)
+        batch = [Outgoing("T", {"number": number}, f"u{number}") for number in range(1200)]
+        first, again = producer.send_many(batch), Producer(link, dedup_s=60).send_many(batch)
+        assert [sent.id for sent in first] == [sent.id for sent in again]
+        assert len(entries(link)) == 1 + 1200
+        assert not link.call("KEYS", "*:uid:*"), "nothing but the server remembers them"
+        assert first[0].repeated is None, "which does not tell"
+
+    @pytest.mark.usefixtures("set_up")
+    def test_a_stream_that_is_made_anew_is_no_more_set_up_and_that_is_noticed(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+        producer, now = Producer(link, dedup_s=60), [now_s()]
+        monkeypatch.setattr("common.producer.now_s", lambda: now[0])
+        assert producer._server_drops_repeats()
+        link.call("DEL", STREAM)
+        producer.send("T", {}, uid="a")
+        assert producer._server_drops_repeats(), "not asked again yet"
+        now[0] += 11
+        assert not producer._server_drops_repeats()
 
     def test_a_server_without_it_is_not_asked_for_it(self, world: World) -> None:
         producer = Producer(world.link, dedup_s=60)
