@@ -237,12 +237,13 @@ def test_a_free_port_that_somebody_else_takes_meanwhile_is_replaced(tmp_path: Pa
 
 
 def test_data_that_cannot_be_read_are_told_and_kept(tmp_path: Path) -> None:
-    folder = tmp_path / "redis"
-    folder.mkdir()
-    (folder / "appendonly.aof").write_bytes(b"this is no append-only file\n" * 10)
+    with EmbeddedRedis(tmp_path) as server:
+        _call(server.url, "SET", "a", "b")
+    [written] = (tmp_path / "redis").rglob("*.aof")
+    written.write_bytes(b"this is no append-only file\n" * 10)
     with pytest.raises(StartRefused, match="the embedded Redis ended at its start: .*Bad file format"):
         EmbeddedRedis(tmp_path).start()
-    assert (folder / "appendonly.aof").stat().st_size == 280
+    assert written.stat().st_size == 280
 
 
 def test_data_of_a_newer_redis_are_not_silently_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -291,9 +292,9 @@ def test_the_check_at_the_start_names_the_setting_and_keeps_the_password(redis_u
 
 def test_a_server_that_is_too_old_is_refused(redis_url: str) -> None:
     def aged(chunk: bytes) -> bytes:
-        return chunk.replace(b"redis_version:6.2.", b"redis_version:6.0.").replace(b"redis_version:7.", b"redis_version:5.")
+        return re.sub(rb"redis_version:[0-9]+\.[0-9]+", b"redis_version:6.0", chunk)
 
-    with Proxy(redis_url, aged) as proxy, pytest.raises(StartRefused, match=r"USHER_REDIS_URL: Redis [56]\.0\.\S+ is too old"):
+    with Proxy(redis_url, aged) as proxy, pytest.raises(StartRefused, match=r"USHER_REDIS_URL: Redis 6\.0\.\S+ is too old"):
         check_reachable(proxy.url)
 
 

@@ -60,8 +60,12 @@ def test_a_server_that_takes_writes_is_in_no_trouble(link: Link) -> None:
 def test_a_snapshot_that_failed(link: Link, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    for name, value in (("save", "3600 1"), ("stop-writes-on-bgsave-error", "yes"), ("dir", str(gone))):
+    for name, value in (("save", "3600 1"), ("stop-writes-on-bgsave-error", "yes")):
         link.call("CONFIG", "SET", name, value)
+    try:
+        link.call("CONFIG", "SET", "dir", str(gone))
+    except CommandRefused as refused:
+        pytest.skip(str(refused))  # from Redis 7 on nobody may change it
     shutil.rmtree(gone)
     link.call("BGSAVE")
     until(lambda: seen(link) is not None)
