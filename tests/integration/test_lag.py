@@ -3,20 +3,26 @@ must tell the same as a group that was read with XREADGROUP, as far as anything 
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
+from common.embedded import SERVER_VARIABLE
 from common.stream_id import rank
 from common.streams import pairs
 from master.leader_steps import LeaderSteps
 from master.looks import News
 from master.policy.plans import NOTHING, HandOverPlan
+from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.factories import World, plan
 
 _OTHER = "read"  # the group that is read with XREADGROUP
+#: On the server that people get, or the one that USHER_REDIS_SERVER names: the oldest, on which other tests run, tells no lag.
+_FIRST = "embedded" if os.environ.get(SERVER_VARIABLE) else "shipped"
+pytestmark = pytest.mark.parametrize("any_redis_url", [_FIRST, *(["system"] if SYSTEM_SERVER else [])], indirect=True)
 
 
 class Told(NamedTuple):

@@ -223,6 +223,17 @@ class TestServersOwn:
         now[0] += 11
         assert not producer._server_drops_repeats()
 
+    def test_whether_the_server_drops_repeats_is_asked_now_and_then(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On any server: what it answers is played."""
+        producer, now, is_set_up = Producer(link, dedup_s=60), [now_s()], [True]
+        monkeypatch.setattr("common.producer.now_s", lambda: now[0])
+        monkeypatch.setattr("common.producer._is_set_up", lambda facts, dedup_s: is_set_up[0])
+        assert producer._server_drops_repeats()
+        is_set_up[0] = False
+        assert producer._server_drops_repeats(), "not asked again yet"
+        now[0] += 11
+        assert not producer._server_drops_repeats()
+
     def test_a_server_without_it_is_not_asked_for_it(self, world: World) -> None:
         producer = Producer(world.link, dedup_s=60)
         assert not producer._server_drops_repeats(), "there is no stream yet"
