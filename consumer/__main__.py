@@ -20,6 +20,7 @@ from common.running_up import resolve_redis_url
 from common.serving import Certificate, check_address, leave, serve
 from common.settings import is_loopback, load, options
 from consumer.handlers import load_handler
+from consumer.one_cpu import keep_to_one_cpu
 from consumer.settings import ConsumerSettings
 from consumer.wiring import ConsumerProgram
 
@@ -42,6 +43,8 @@ def main(flags: dict[str, Any]) -> None:
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url)
+        if settings.pin_cpu:
+            keep_to_one_cpu(settings.consumer_name)
         program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))
         certificate = Certificate(settings.tls_cert, settings.tls_key)
         serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, certificate=certificate)

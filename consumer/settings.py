@@ -33,6 +33,10 @@ class ConsumerSettings(CommonSettings):
         description="Shortest time between acknowledgements of a few finished messages each; a quarter of it where tickets wait for them "
         "(USHER_ACK_MODE=strict, USHER_TICKET_WINDOW below 256).",
     )
+    pin_cpu: bool = Field(
+        False,
+        description="Keep this process on one CPU, consumer-3 on the third, for `def` handlers that wait in many slots (docs/handlers.md).",
+    )
     handler_seconds: float = Field(0.0, ge=0, description="Longest a handler may run; its process is ended then. 0: no limit.")
     max_attempts: int = Field(5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter.")
     dead_letter_policy: str = Field(

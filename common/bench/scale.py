@@ -22,10 +22,11 @@ _BARE_S, _PATIENCE_S = 2.0, 30.0
 _WAITING = {"wait": "common.bench.handlers:sleeping", "await": "common.bench.handlers:sleeping_async"}
 
 
-def waiting(handlers: str, messages: int, consumers: int, slots: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
-    """One run with handlers that sleep. The floor is what the slots of all consumers do when none of them ever waits for a message; beside it
-    what as many slots do that only sleep (``common.bench.slots``): a sleep takes longer than it was asked to."""
-    run = _run(messages, consumers, {"USHER_CONCURRENCY": str(slots)}, _WAITING[handlers], durable, environ)
+def waiting(handlers: str, messages: int, consumers: int, settings: Mapping[str, str], durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    """One run with handlers that sleep, under these ``settings`` of consumers. The floor is what the slots of all consumers do when none of them
+    ever waits for a message; beside it what as many slots do that only sleep (``common.bench.slots``): a sleep takes longer than it was asked to."""
+    slots = int(settings["USHER_CONCURRENCY"])
+    run = _run(messages, consumers, settings, _WAITING[handlers], durable, environ)
     floor, bare = consumers * slots / SLEEP_S, _bare_per_second(handlers, consumers, slots, environ)
     return {
         "handlers": handlers,
@@ -50,29 +51,30 @@ def _bare_per_second(handlers: str, processes: int, slots: int, environ: Mapping
         return sum(float(program.answer(_BARE_S + _PATIENCE_S)) for program in bare)
 
 
-def computing(messages: int, processes: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+def computing(messages: int, processes: int, settings: Mapping[str, str], durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """One run with handlers that compute, in ``processes``, with one thread each: more would only share the interpreter. The floor is what one
     does with its share of the messages, so for as long, before and after it: the speed of a machine changes within seconds."""
     share = messages // processes
     before, together, after = (
-        _run(count, number, {"USHER_CONCURRENCY": "1"}, "common.bench.handlers:computing", durable, environ)
+        _run(count, number, {**settings, "USHER_CONCURRENCY": "1"}, "common.bench.handlers:computing", durable, environ)
         for count, number in ((share, 1), (messages, processes), (share, 1))
     )
     floor = round((before["messages_per_second"] + after["messages_per_second"]) / 2, 1)
     return {"handlers": "compute", **together, "floor_per_second": floor, "ratio": round(together["messages_per_second"] / floor, 4)}
 
 
-def _run(messages: int, consumers: int, more: dict[str, str], handler: str, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+def _run(messages: int, consumers: int, settings: Mapping[str, str], handler: str, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """Every ticket comes equally often: a hot one would have the others wait for it."""
     with new_rig(durable, environ) as (rig, _):
         last_id = rig.fill([b"T%d" % (number % _TICKETS) for number in range(messages)], b"x" * 100)
         rig.stream.create_group(b"0-0")
-        rig.start_programs(consumers, handler, more)
+        rig.start_programs(consumers, handler, dict(settings))
         seconds, cpu = seconds_for(rig, last_id)
         return {
             "messages": messages,
             "consumers": consumers,
             "appendonly": durable,
+            "pinned": settings["USHER_PIN_CPU"] == "on",
             "messages_per_second": round(messages / seconds, 1),
             "seconds": round(seconds, 3),
             "cpu_seconds": cpu,

@@ -146,14 +146,18 @@ def hot(
 @click.option("--messages", type=click.IntRange(min=1000), help="Messages per run. Default: 400,000, or 30,000 where handlers compute.")
 @click.option("--consumers", type=click.IntRange(1, 32), help="Consumer processes. Default: 4, or 2 where handlers compute.")
 @click.option("--slots", type=click.IntRange(1, 1024), default=64, show_default=True, help="Handlers of each that wait at a time.")
+@click.option("--pin-cpu", is_flag=True, help="Each consumer on one CPU (USHER_PIN_CPU).")
 @RUNS
 @VOLATILE
 @JSON
-def scale(handlers: str, messages: int | None, consumers: int | None, slots: int, runs: int, no_aof: bool, as_json: bool) -> None:
+def scale(handlers: str, messages: int | None, consumers: int | None, slots: int, pin_cpu: bool, runs: int, no_aof: bool, as_json: bool) -> None:
+    settings = {"USHER_PIN_CPU": "on" if pin_cpu else "off"}
+
     def run() -> dict[str, Any]:
         if handlers == "compute":
-            return measure_scale.computing(messages or 30_000, consumers or 2, not no_aof, os.environ)
-        return measure_scale.waiting(handlers, messages or 400_000, consumers or 4, slots, not no_aof, os.environ)
+            return measure_scale.computing(messages or 30_000, consumers or 2, settings, not no_aof, os.environ)
+        settings["USHER_CONCURRENCY"] = str(slots)
+        return measure_scale.waiting(handlers, messages or 400_000, consumers or 4, settings, not no_aof, os.environ)
 
     shown = ("messages_per_second", "floor_per_second", "ratio")
     report(run, runs, shown if handlers == "compute" else (*shown, "bare_per_second", "bare_ratio"), as_json)
