@@ -229,6 +229,7 @@ def test_log_consumers_of_many_streams_wait_on_one_router(sqlite_outbox: Outbox,
         ]
         for consumer in consumers:
             assert consumer.step(add, 0.05) == 0
+        until(lambda: router.counters()["streams"] == 0)  # or the next look could see one that is about to go, and not the thread's
         waiting = threading.Thread(target=consumers[1].step, args=(add, 60.0))
         waiting.start()
         until(lambda: router.counters()["streams"] == 1)
