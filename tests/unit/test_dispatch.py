@@ -390,3 +390,5 @@ class TestTakeIn:
         board.set_record(b"T", b"halted", 7, ids(1), NOW)
         for knows in (board.has, board.runs):
             assert [knows(b"T", entry_id) for entry_id in ids(1, 2)] == [True, False]
+        board.clear_record(b"T")
+        assert not board.has(b"T", b"1-0"), "its letter was dropped"
