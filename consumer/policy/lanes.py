@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -59,7 +58,7 @@ class Lane(Generic[M]):
         self.queue: deque[M] = deque()
         self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
         self.last = b""  # the highest id ever queued
-        self.forgotten: float = 0  # while it runs: what runs under this fence, or a lower one, is not its ticket's owner any more
+        self.forgotten = 0  # while it runs: what runs under this fence, or a lower one, is not its ticket's owner any more
         self.busy = False  # ready, running, waiting, held or apart: it is in one place only
         self.isolation = _TOGETHER  # what it has now
 
@@ -168,11 +167,6 @@ class LaneBoard(Generic[M]):
         self.done([message.stream_id for message in messages if message.fence <= lane.forgotten])
         lane.queue.extendleft(message for message in reversed(messages) if message.fence > lane.forgotten)
 
-    def hold_until(self, lane: Lane[M], due_s: float) -> None:
-        """Its runner is done with it; it is ready again at ``due_s``."""
-        self.running -= 1
-        self._wait(lane, due_s)
-
     def set_apart(self, lane: Lane[M], message: M, isolation: Isolation) -> None:
         """Its runner is done with it, without having started ``message``, which is first in it again and runs in ``isolation`` only."""
         self.running -= 1
@@ -224,7 +218,7 @@ class LaneBoard(Generic[M]):
         """Redis has the acknowledgement (or the dead letter): the ids are forgotten."""
         self.held_ids.difference_update(ids)
 
-    def forget(self, ticket: bytes, fence: float = math.inf) -> None:
+    def forget(self, ticket: bytes, fence: int) -> None:
         """Another owner got the ticket after ``fence``: nothing of it that came under that, or before, starts here any more. What came under a
         later one is ours: the ticket has come back. A lane that runs stays in its place until it ends, so that it cannot run twice at once."""
         lane = self.lanes.get(ticket)

@@ -190,7 +190,7 @@ class Rounds:
         """What came of it. Who did not get to its turn is the first in the next one; what is no stream (any more) is forgotten, unless it is listed.
         Returns those that had news, as a sweep found, of which nobody has said anything (yet)."""
         unserved = []
-        unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept and source not in self._news]
+        unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept]
         self._swept.difference_update(turn.sources)
         for source, one in zip(turn.sources, told, strict=True):
             if is_trouble(source, one, listed):

@@ -9,7 +9,7 @@ import pytest
 
 from master.policy import choice
 from master.policy.affinity import Affinity
-from master.policy.plans import NOBODY, Verdict
+from master.policy.plans import NOBODY, HandOverReply, TargetReply, Verdict
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of
 
 
@@ -148,6 +148,43 @@ class TestPlan:
         assert board.room == 0, "what is ready goes first"
         assert {ticket: handed for (_, ticket), handed in hand_over(board).items()} == {b"A": ids(3), b"B": ids(4)}
 
+    def test_what_is_left_of_the_limit_is_for_the_next_ticket(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"A", 1, 2)
+        arrive(board, b"B", 3, 4, 5)
+        assert hand_over(board, limit=3) == {("c1:1", b"A"): ids(1, 2), ("c1:1", b"B"): ids(3)}
+
+    def test_nobody_gets_much_more_than_its_share_though_all_tickets_belong_to_it(self) -> None:
+        names = ("c1", "c2", "c3")
+        board = board_with(*names)
+        ranking = Affinity(names).ranking
+        of_c1 = [name for name in (b"T%d" % number for number in range(1000)) if ranking(name)[0] == "c1"][:60]
+        for number, name in enumerate(of_c1, 1):
+            arrive(board, name, number)
+        hand_over(board, limit=1000)
+        assert max(consumer.in_flight for consumer in board.consumers.values()) <= 1.25 * 60 / 3 + 2
+
+    def test_tickets_that_wait_for_their_owner_to_have_room_have_their_turns_in_the_order_of_waiting(self) -> None:
+        board = board_with("c1", capacity=3)
+        for number, ticket in enumerate((b"A", b"B", b"C"), 1):
+            arrive(board, ticket, number)
+        hand_over(board)
+        arrive(board, b"A", 4)
+        arrive(board, b"B", 5)
+        assert hand_over(board) == {}
+        freed(board, "c1:1", b"C", ids(3))
+        assert hand_over(board) == {("c1:1", b"A"): ids(4)}
+
+    def test_a_ticket_whose_window_turns_out_to_be_full_waits(self) -> None:
+        """Its record is read when it is about to be planned."""
+        board = board_with("c1", window=2)
+        arrive(board, b"T", 3)
+        arrive(board, b"U", 4)
+        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
+        assert hand_over(board) == {("c1:1", b"U"): ids(4)}
+        freed(board, "c1:1", b"T", ids(1))
+        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
+
     def test_a_plan_names_the_range_of_its_ids_only_when_much_more_is_parked(self) -> None:
         board = board_with("c1", window=2, capacity=5000)
         arrive(board, b"A", *range(1, 1500))
@@ -218,6 +255,36 @@ class TestReplies:
         assert (owner_of(board, b"A"), owner_of(board, b"B")) == ("", "c1:1")
         board.clear_record(b"A")
         assert hand_over(board) == {("c1:1", b"A"): ids(1, 3)}
+
+    def test_a_refused_ticket_goes_on_with_the_owner_that_its_record_names(self) -> None:
+        board = board_with("c1", "c2")
+        arrive(board, b"A", 2)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        board.confirm(plan, answer(plan, refused=[b"A"]))
+        assert board.plan(1000, NOW) is None
+        owner = next(name for name in board.consumers if name != plan.targets[0].incarnation)
+        assert board.set_record(b"A", owner.encode(), 8, ids(1), NOW) is None
+        assert hand_over(board) == {(owner, b"A"): ids(2)}
+
+    def test_a_stray_of_one_target_is_not_outweighed_by_what_the_others_say(self) -> None:
+        board = board_with("c1", "c2", slots=1, capacity=1)
+        arrive(board, b"A", 1)
+        arrive(board, b"B", 2)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        _, other = plan.targets
+        replies = tuple(TargetReply(state, [], [], []) for state in ("STRAY", "LOST"))
+        assert board.confirm(plan, HandOverReply(0, replies)) == Verdict(lost=(other.incarnation,), doubt=True)
+
+    def test_of_several_tickets_those_whose_ids_are_over_are_free(self) -> None:
+        board = board_with("c1")
+        for number, ticket in enumerate((b"A", b"B", b"C"), 1):
+            arrive(board, ticket, number)
+        plan = board.plan(1000, NOW)
+        assert plan is not None
+        board.confirm(plan, answer(plan, gone=ids(1, 2)))
+        assert (board.in_flight, list(board.tickets)) == (1, [b"C"])
 
     def test_ids_that_are_over_are_forgotten(self) -> None:
         board = board_with("c1", capacity=2)
@@ -315,3 +382,13 @@ class TestTakeIn:
         assert not board.runs(b"U", b"1-0")
         board.lose("c1:1")
         assert not board.runs(b"T", b"1-0")
+        assert board.has(b"T", b"1-0"), "nobody has taken it back"
+        assert not board.has(b"T", b"2-0")
+
+    def test_what_a_halted_ticket_waits_for_is_known_and_what_is_behind_it_is_not(self) -> None:
+        board = board_with("c1")
+        board.set_record(b"T", b"halted", 7, ids(1), NOW)
+        for knows in (board.has, board.runs):
+            assert [knows(b"T", entry_id) for entry_id in ids(1, 2)] == [True, False]
+        board.clear_record(b"T")
+        assert not board.has(b"T", b"1-0"), "its letter was dropped"

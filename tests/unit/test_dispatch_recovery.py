@@ -174,6 +174,14 @@ class TestRecords:
         assert hand_over(board) == {("c1:1", b"U"): ids(3)}
         assert (board.in_flight, board.parked) == (1, 0), "Redis has what is parked of a halted ticket"
 
+    def test_a_ticket_whose_record_cannot_be_read_any_more_weighs_on_nobody_and_is_compared_now_and_then(self) -> None:
+        board = board_with("c1")
+        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
+        board.halt(b"T", NOW + 5)
+        assert (board.in_flight, board.consumers["c1:1"].in_flight) == (0, 0)
+        assert board.quiet_since(NOW + 5) == []
+        assert board.quiet_since(NOW + 6) == [b"T"]
+
     def test_a_ticket_without_a_record_is_free(self) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1)

@@ -43,6 +43,12 @@ def taken(board: LaneBoard[Entry]) -> Lane[Entry]:
     return lane
 
 
+def put_off(board: LaneBoard[Entry], due_s: float) -> None:
+    """The next lane's first message failed, and is tried again then."""
+    lane = taken(board)
+    board.retry(lane, lane.queue.popleft(), due_s)
+
+
 def numbers(messages: Iterable[Entry]) -> list[int]:
     return [message.number for message in messages]
 
@@ -65,6 +71,7 @@ class TestOrder:
         board.add(b"T", entries(2, 3))
         board.add(b"T", entries(4, 9))
         board.add(b"T", entries(10))
+        assert numbers(board.look(b"T")[0]) == [2, 3, 4, 5, 6, 9, 10]
         assert numbers(taken(board).queue) == [2, 3, 4, 5, 6, 9, 10]
 
     def test_but_never_before_what_runs(self) -> None:
@@ -147,7 +154,7 @@ class TestRelease:
     def test_retries_are_due_in_the_order_of_their_times_and_of_their_failing(self) -> None:
         board = filled(A=entries(1), B=entries(2), C=entries(3))
         for due_s in (5.0, 3.0, 5.0):
-            board.hold_until(taken(board), due_s)
+            put_off(board, due_s)
         assert board.wake_due(4.0) == 5.0
         assert board.wake_due(6.0) is None
         assert [taken(board).ticket for _ in range(3)] == [b"B", b"A", b"C"]
@@ -169,11 +176,11 @@ class TestForget:
         board = filled(T=entries(1, 2))
         lane = board.lanes[b"T"]
         if place == "waiting":
-            board.hold_until(taken(board), 5.0)
+            put_off(board, 5.0)
         elif place == "held":
             board.hold(taken(board))
         board.add(b"T", entries(0))
-        board.forget(b"T")
+        board.forget(b"T", 1)
         board.wake_due(6.0)
         if place == "held":
             board.let_go(lane)
@@ -188,8 +195,8 @@ class TestForget:
         board = filled(T=entries(1, 2))
         lane = taken(board)
         lane.queue.popleft()
-        board.forget(b"T")
-        board.add(b"T", entries(2))
+        board.forget(b"T", 1)
+        board.add(b"T", [Entry(b"2-0", 2)])
         assert board.take() is None
         board.release(lane)
         assert numbers(taken(board).queue) == [2]
@@ -198,8 +205,8 @@ class TestForget:
         board = filled(T=entries(1, 2))
         lane = taken(board)
         failed = lane.queue.popleft()
-        board.forget(b"T")
-        board.add(b"T", entries(3))
+        board.forget(b"T", 1)
+        board.add(b"T", [Entry(b"3-0", 2)])
         board.retry(lane, failed, 10.0)
         assert board.unknown([b"1-0"]) == [b"1-0"]
         again = taken(board)
@@ -231,7 +238,7 @@ class TestForget:
         assert board.held_ids == {new.stream_id} | ({old.stream_id} if place == "running" else set())
 
     def test_a_ticket_that_nobody_has_can_be_forgotten(self) -> None:
-        filled(T=entries(1)).forget(b"U")
+        filled(T=entries(1)).forget(b"U", 1)
 
 
 class TestQuiet:
@@ -239,7 +246,7 @@ class TestQuiet:
         board = filled(RUNS=entries(1, 2), HELD=entries(3, 4), RETRIES=entries(5), READY=entries(8))
         taken(board)
         board.hold(taken(board))
-        board.hold_until(taken(board), 99.0)
+        put_off(board, 99.0)
         board.add(b"READY", entries(7))
         board.add(b"RETRIES", entries(6))
         assert board.quiet() == {b"READY": [b"7-0", b"8-0"], b"RETRIES": [b"5-0", b"6-0"]}
@@ -247,7 +254,7 @@ class TestQuiet:
     def test_what_was_given_back_is_gone_and_the_rest_goes_on(self) -> None:
         board = filled(A=entries(1), B=entries(2), C=entries(3), D=entries(4))
         for due_s in (3.0, 1.0, 2.0):
-            board.hold_until(taken(board), due_s)
+            put_off(board, due_s)
         board.drop_quiet([b"B", b"D"])
         assert board.unknown([b"1-0", b"2-0", b"3-0", b"4-0"]) == [b"2-0", b"4-0"]
         assert set(board.lanes) == {b"A", b"C"}
@@ -270,6 +277,7 @@ class Consumer:
         self.held: list[tuple[Lane[Entry], Entry]] = []
         self.unacknowledged: list[Entry] = []
         self.last_id = 100
+        self.fence = 1
         self.ever: set[int] = set()
         self.forgotten: set[int] = set()  # of those that ran when their ticket was forgotten
 
@@ -287,7 +295,7 @@ class Consumer:
         unknown = self.board.unknown([*fresh, *known])
         assert set(unknown) == fresh
         if unknown:
-            messages = [Entry(entry_id) for entry_id in sorted(unknown, key=rank)]
+            messages = [Entry(entry_id, self.fence) for entry_id in sorted(unknown, key=rank)]
             self.ever.update(numbers(messages))
             self.added.setdefault(ticket, []).extend(numbers(messages))
             self.board.add(ticket, messages)
@@ -355,7 +363,8 @@ class Consumer:
         ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
         self.added[ticket] = [message.number for lane, message in self.running if lane.ticket == ticket and message is not None]
         self.forgotten.update(self.added[ticket])
-        self.board.forget(ticket)
+        self.board.forget(ticket, self.fence)
+        self.fence += 1
 
     def check(self) -> None:
         """Nothing is forgotten, and every ticket with something is in just one place."""

@@ -33,6 +33,7 @@ class TestOneSuspect:
     def test_it_runs_beside_the_others_and_the_next_one_after_it(self) -> None:
         board = filled(A=entries(1), B=entries(2), C=entries(3))
         a, b = set_apart(board, ONE), set_apart(board, ONE)
+        assert [board.look(ticket)[2] for ticket in (b"A", b"B", b"C")] == [True, True, False], "people see who is apart"
         assert tickets(board) == [b"C", b"A"]
         assert (a.isolation, b.isolation) == (ONE, Isolation.TOGETHER)
         a.queue.clear()
@@ -41,13 +42,23 @@ class TestOneSuspect:
         assert b.isolation is ONE
         assert numbers(b.queue) == [2]
 
+    def test_suspects_run_in_the_order_in_which_they_were_set_apart(self) -> None:
+        board = filled(A=entries(1), B=entries(2), C=entries(3))
+        for _ in range(3):
+            set_apart(board, ONE)
+        for ticket in (b"A", b"B", b"C"):
+            lane = taken(board)
+            assert lane.ticket == ticket
+            lane.queue.clear()
+            board.release(lane)
+
     def test_it_leaves_by_any_way_a_lane_is_left(self) -> None:
         for leave in (
             lambda board, lane: board.release(lane),
             lambda board, lane: board.retry(lane, lane.queue.popleft(), 10.0),
             lambda board, lane: (board.hold(lane), board.let_go(lane)),
-            lambda board, lane: (board.forget(lane.ticket), board.release(lane)),
-            lambda board, lane: (board.forget(lane.ticket), board.retry(lane, Entry(b"1-0"), 1.0)),
+            lambda board, lane: (board.forget(lane.ticket, 1), board.release(lane)),
+            lambda board, lane: (board.forget(lane.ticket, 1), board.retry(lane, Entry(b"1-0"), 1.0)),
         ):
             board = filled(A=entries(1), B=entries(2))
             a, b = set_apart(board, ONE), set_apart(board, ONE)
@@ -98,6 +109,18 @@ class TestAlone:
         assert board.wake_due(5.0) is None
         assert tickets(board) == [b"A"]
 
+    def test_what_it_waits_for_may_never_happen_and_keeps_nobody_waiting(self) -> None:
+        """Redis will not take its dead letter."""
+        board = filled(A=entries(1, 2), B=entries(3))
+        a = set_apart(board, ALONE)
+        assert taken(board) is a
+        a.queue.popleft()
+        board.hold(a)
+        board.end_isolation(a)
+        assert tickets(board) == [b"B"], "A is still held"
+        board.let_go(a)
+        assert tickets(board) == [b"A"]
+
     def test_several_are_alone_one_after_another(self) -> None:
         board = filled(A=entries(1), B=entries(2), C=entries(3))
         a = set_apart(board, ALONE)
@@ -136,6 +159,9 @@ class TestPatience:
         assert board.take() is None
         board.let_in(131.0)
         assert tickets(board) == [b"B", b"C"]
+        board.add(b"D", entries(5))
+        board.let_in(132.0)
+        assert tickets(board) == [b"D"], "nobody wants to be alone for now"
         assert board.wake_due(131.0) == 251.0
         board.wake_due(251.0)
         assert tickets(board) == [b"A"], "and is set apart again"
@@ -162,8 +188,21 @@ class TestPatience:
         assert taken(board) is a
         assert board._patience_s == 30.0
 
+    def test_none_of_it_is_used_up_while_nobody_wants_to_be_alone(self) -> None:
+        board = filled(RUNS=entries(1), A=entries(2))
+        taken(board)
+        a = taken(board)
+        for now_s in (0.0, 1000.0):
+            board.let_in(now_s)
+        board.set_apart(a, a.queue.popleft(), ALONE)
+        board.let_in(1001.0)
+        board.let_in(1031.0)
+        assert board.wake_due(1031.0) is None, "it still waits for silence"
+        board.let_in(1032.0)
+        assert board.wake_due(1032.0) == 1152.0
+
     def test_the_wait_is_counted_anew_for_each(self) -> None:
-        board = filled(RUNS=entries(1), A=entries(2), B=entries(3))
+        board = filled(RUNS=entries(1), A=entries(2), B=entries(3), C=entries(4))
         runs = taken(board)
         a = set_apart(board, ALONE)
         board.let_in(100.0)
@@ -171,9 +210,15 @@ class TestPatience:
         board.let_in(120.0)
         assert taken(board) is a
         board.let_in(140.0)
+        a.queue.clear()
         board.release(a)
+        assert taken(board).ticket == b"B"
+        assert set_apart(board, ALONE).ticket == b"C"
         board.let_in(150.0)
-        assert tickets(board) == [b"B", b"A"]
+        board.let_in(180.0)
+        assert board.wake_due(180.0) is None, "it still waits for silence"
+        board.let_in(181.0)
+        assert board.wake_due(181.0) == 301.0
 
 
 class TestQuiet:

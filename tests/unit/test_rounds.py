@@ -50,6 +50,15 @@ def test_a_flood_has_its_turn_behind_everybody_who_has_news() -> None:
     assert set(names) <= set(seen)
 
 
+def test_a_flood_of_news_does_not_keep_others_from_being_looked_at() -> None:
+    quiet = [b"q%d" % number for number in range(100)]
+    of = rounds(*quiet)
+    of.changed([b"s%d" % number for number in range(200)])
+    sources = taken(of).sources
+    assert (len(sources), len(set(sources) & set(quiet))) == (64, 8)
+    assert len(taken(rounds(*quiet)).sources) == 64, "all of a call is theirs when there are no news"
+
+
 def test_the_more_wait_the_less_each_gets_but_never_too_little() -> None:
     def quantum(count: int) -> int:
         of = rounds()
@@ -128,7 +137,8 @@ def test_only_our_shards_have_turns_and_a_shard_that_comes_back_is_looked_at() -
     turn = taken(of)
     assert turn.sources == (b"b",) and of.mine == [b"b"]
     of.answered(turn, [told(Outcome.OVER)])
-    of.hold(ALL)
+    assert of.hold(ALL)
+    assert not of.hold(ALL), "none of them is new"
     assert taken(of).sources == (b"a",)
 
 
@@ -219,6 +229,23 @@ def swept(*sources: bytes) -> Rounds:
     of.answered(taken(of), [told(Outcome.OVER)] * len(sources))
     of.sweep()
     return of
+
+
+def test_what_waited_for_a_reason_when_a_sweep_came_and_what_brought_nothing_is_not_told() -> None:
+    of = rounds(b"a", b"b", b"c")
+    of.answered(taken(of), [told(Outcome.OVER)] * 3)
+    of.changed([b"b"])
+    of.found([b"d"])
+    of.sweep()
+    turn = taken(of)
+    assert turn.sources == (b"b", b"d", b"a", b"c")
+    assert of.answered(turn, [told(Outcome.OVER, moved) for moved in (1, 1, 1, 0)]) == [b"a"]
+
+
+def test_what_a_sweep_found_is_told_once_however_many_turns_it_takes() -> None:
+    of = swept(b"a")
+    assert of.answered(taken(of), [told(Outcome.MORE, 500)]) == [b"a"]
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)]) == []
 
 
 def test_a_sweep_that_comes_before_the_former_one_is_over_still_finds_what_nobody_said() -> None:
