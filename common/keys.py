@@ -189,5 +189,6 @@ class Keys:
         return f"{self.prefix}noted:{incarnation}"
 
     def inbox(self, incarnation: str) -> str:
-        """Stream: hand-overs to this incarnation, one record per call (form: lua/hand_over.lua). Written by hand_over, trimmed by its reader."""
+        """Stream: hand-overs to this incarnation, one record per call (form: lua/hand_over.lua). Written by hand_over, trimmed by its reader; it
+        goes with its incarnation: by deregister, with the last page of take_back, or by reap."""
         return f"{self.prefix}inbox:{incarnation}"

@@ -160,10 +160,9 @@ class HttpWorker(ThreadWorker):
         self.method_queue.defer(self._close_idle)
 
     def _close_idle(self) -> None:
-        self.murder_keepalived(force=True)
-        for connection in self.pending_conns:
+        """The loop closes them when it has dispatched all that it found: a request on one of them may be among that, and is answered then."""
+        for connection in (*self.keepalived_conns, *self.pending_conns):
             connection.timeout = 0.0
-        self.murder_pending()
 
     def init_process(self) -> None:
         os.close(self.app.life[1])

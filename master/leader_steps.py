@@ -227,7 +227,7 @@ class LeaderSteps:
         keys = self._keys
         script_keys = (
             *(keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead),
-            *(keys.attempts, keys.noted(incarnation)),
+            *(keys.attempts, keys.noted(incarnation), keys.inbox(incarnation)),
         )
         reply = self._run("take_back", script_keys, (incarnation, count, *self._reading))
         if reply[0] == b"ALIVE":

@@ -59,9 +59,14 @@ class Program:
             raise UsherError("USHER_STATE_DIR: it cannot be used")
         if self._how.get("start") == "leave":
             serving.leave()
+        if "stall_s" in self._how:  # gunicorn's loop is on the main thread, which is the one that runs this
+            signal.signal(signal.SIGUSR1, lambda *_: time.sleep(self._how["stall_s"]))
 
     def stop(self) -> None:
         event(log, "stop", thread=threading.current_thread().name)
+        if "stall_s" in self._how:
+            time.sleep(0.2)  # the loop has begun this drain, and waits for something to do
+            os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(self._how.get("stop_s", 0.0))
         if self._how.get("stop") == "raise":
             raise KeyError("the stop of the test")
@@ -226,6 +231,19 @@ def test_a_request_that_is_being_answered_at_the_end_gets_its_answer(start: Call
         running.signal(signal.SIGTERM)
         assert _received(connection, b"{}\n").startswith(b"HTTP/1.1 200")
     assert running.ended() == 0
+
+
+def test_a_request_that_comes_at_the_very_end_gets_its_answer(start: Callable[..., Running]) -> None:
+    """The loop finds both at once: that idle connections are to be closed, and a request on one of them."""
+    running = start(stall_s=1.0, stop_s=0.2).wait_until_up()
+    with closing(_keep_alive(running)) as connection:
+        running.signal(signal.SIGTERM)
+        running.wait_for("stopped")
+        time.sleep(0.1)
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"Connection: close" in _received(connection, b"}\n")
+    assert running.ended() == 0
+    assert not running.records("web_server")
 
 
 def test_a_drain_that_hangs_is_ended_by_the_arbiter(start: Callable[..., Running]) -> None:

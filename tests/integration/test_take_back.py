@@ -91,6 +91,20 @@ def test_what_others_have_is_not_touched(world: World) -> None:
     assert world.state().index.keys() == {b"U"}
 
 
+def test_the_inbox_goes_with_the_last_page_so_that_a_lost_group_leaves_nothing_of_it(world: World) -> None:
+    """A successor has its registration, and the new group does not have its name: reap would never hear of it."""
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", *TRICKY_IDS)
+    inbox = world.keys.inbox(a.incarnation)
+    world.end_lease(a)
+    leader.take_back(a.incarnation, 4)
+    assert world.link.call("EXISTS", inbox) == 1, "there may be more to take back"
+    _take_all(leader, a, 4)
+    assert world.link.call("EXISTS", inbox) == 0
+    with world.unchanged():
+        assert leader.take_back(a.incarnation, 4) == TakenPage(False, 0, [], [])
+
+
 def test_an_incarnation_that_never_was_has_nothing(world: World) -> None:
     leader = world.elect()
     with world.unchanged():
