@@ -108,7 +108,7 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
 
 
 def _group(group: GroupNeeds) -> Reader:
-    if group.oldest_pending is not None and rank(group.oldest_pending) < rank(group.delivered):
+    if group.oldest_pending is not None and rank(group.oldest_pending) <= rank(group.delivered):
         return Reader("group", group.name, group.oldest_pending, "has this entry pending")
     return Reader("group", group.name, group.delivered, "has read nothing yet" if group.delivered == ZERO else "has read up to here")
 

@@ -62,6 +62,28 @@ def test_who_has_read_nothing_needs_everything() -> None:
         assert "has read nothing yet" in decision.why
 
 
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"groups": [_group(b"50-0")]}, "has read up to here"),
+        ({"groups": [_group(b"50-0", b"20-0")]}, "has this entry pending"),
+        ({"groups": [_group(b"50-0", b"50-0")]}, "has this entry pending"),
+        ({"checkpoints": [_checkpoint(b"10-0")]}, "has stored effects up to here"),
+        ({"checkpoints": [_checkpoint(b"9-18446744073709551615")]}, "has read nothing yet"),
+        ({"checkpoints": [_checkpoint(ZERO)], "span": None}, "has read nothing yet"),
+        ({"checkpoints": [_checkpoint(None), _checkpoint(b"50-0")]}, "has stored effects up to here"),
+    ],
+)
+def test_the_table_says_why_it_is_kept(changed: dict[str, Any], why: str) -> None:
+    """Also of a stream that is not there, and beside a checkpoint that cannot be read."""
+    assert [reader.why for reader in readers(_facts(**changed))] == [why]
+
+
+def test_a_checkpoint_at_the_very_end_or_just_below_the_first_entry_is_not_lost() -> None:
+    assert _floor(_facts(checkpoints=[_checkpoint(b"100-0")])) == b"100-0"
+    assert isinstance(decide(_facts(checkpoints=[_checkpoint(b"9-18446744073709551615")])), Nothing)
+
+
 def test_nobody_reads() -> None:
     assert isinstance(decide(_facts()), Nothing)
     assert isinstance(decide(_facts(archived=b"50-0"), archived_only=True), Nothing), "an archive alone is no reader"
@@ -74,6 +96,7 @@ def test_an_archive_counts_only_where_it_is_asked_for_and_must_be_there_then() -
     assert _floor(_facts(groups=groups, archived=b"30-0")) == b"90-0", "one that was made once keeps nothing for ever"
     assert _floor(_facts(groups=groups, archived=b"101-0")) == b"90-0"
     assert _floor(_facts(groups=groups, archived=b"30-0"), archived_only=True) == b"30-0"
+    assert _floor(_facts(groups=groups, archived=b"100-0"), archived_only=True) == b"90-0", "all is archived"
     assert isinstance(decide(_facts(groups=groups), archived_only=True), Nothing)
 
 
