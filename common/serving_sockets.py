@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable
 from selectors import BaseSelector
@@ -17,6 +19,9 @@ WRITE_S = 10.0
 #: Bytes of a request's first line, and of its head, above which it is clear what it is answered.
 _LINE_BYTES, _MOST_BYTES = 2050, 12_288
 _PIECE = 8192
+#: Linux: how many bytes the other side has not been sent yet, and a bound of those below which a connection counts as ready for more; the usual one.
+_SIOCOUTQNSD = 0x894B
+_ALL_SENT, _USUAL = 1, 0
 #: Not now; over TLS it has other names.
 LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -33,6 +38,7 @@ class Deadlined(socket.socket):
     keeper: Callable[[socket.socket], None] | None = None
     #: What was read of the next request before a thread asked for it.
     early = b""
+    was_stuck = False
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if self.early:
@@ -64,6 +70,14 @@ class Deadlined(socket.socket):
                 return True
             self.early += read
         return True
+
+    def is_stuck(self) -> bool:
+        """Whether the other side has yet to take what was written: then it is ready for writing no sooner than it has."""
+        unsent = int.from_bytes(fcntl.ioctl(self.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder) > 0
+        if unsent != self.was_stuck:
+            self.was_stuck = unsent
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _ALL_SENT if unsent else _USUAL)
+        return unsent
 
 
 class ClientSocket(Deadlined):

@@ -205,7 +205,7 @@ class HttpWorker(ThreadWorker):
             super().enqueue_req(conn)
 
     def _awaited(self, conn: Any) -> int:
-        """What the connection must be ready for before there is a head; 0: it is there. Raises OSError."""
+        """What the connection must be ready for before a thread can answer without a wait; 0: nothing. Raises OSError."""
         if not conn.initialized:
             if self.cfg.is_ssl:
                 if not isinstance(conn.sock, TlsSocket):
@@ -218,7 +218,9 @@ class HttpWorker(ThreadWorker):
                     return selectors.EVENT_WRITE
             conn.initialized, conn.parser = True, get_parser(self.cfg, conn.sock, conn.client)
         conn.sock.early = conn.parser.unreader.take_buffered() + conn.sock.early
-        return 0 if conn.sock.has_head() else selectors.EVENT_READ
+        if not conn.sock.has_head():
+            return selectors.EVENT_READ
+        return selectors.EVENT_WRITE if conn.sock.is_stuck() else 0
 
     def _end_late(self, conn: Any) -> None:
         if conn.initialized:

@@ -47,6 +47,7 @@ class Program:
         self._how = how
         self.app = Flask(__name__)
         self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
+        self.app.add_url_rule("/large", "large", lambda: "x" * 100_000)
         self.app.add_url_rule("/memory", "memory", lambda: {"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold()[0]})
         self.app.add_url_rule("/slow", "slow", _slow)
         self.app.add_url_rule("/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"])
@@ -395,6 +396,22 @@ def test_a_body_that_nobody_asked_for_is_not_waited_for(start: Callable[..., Run
         began = time.monotonic()
         assert running.get().status_code == 200
         assert time.monotonic() - began < 2
+
+
+def test_who_asks_on_and_on_and_reads_no_answer_holds_no_thread(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    ask = b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"
+    with ExitStack() as connections:
+        opened = [connections.enter_context(closing(running.connect())) for _ in range(16)]
+        for connection in opened:
+            connection.sendall(ask * 100)  # of which most answers find no room
+        time.sleep(1)
+        began = time.monotonic()
+        assert running.get().status_code == 200
+        assert time.monotonic() - began < 2
+        opened[0].shutdown(socket.SHUT_WR)
+        answers = opened[0].makefile("rb").read()
+        assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"x" * 100_000) == 100, "who reads late gets all of them"
 
 
 def test_clients_that_do_not_close_their_end_do_not_stop_the_loop(start: Callable[..., Running]) -> None:
