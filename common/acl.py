@@ -14,12 +14,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from common.errors import StartRefused
 from common.keys import Keys, LogKeys, uid_key
 from common.scripts import source
 from common.sources import is_pattern
 
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
+_ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"']")
 #: What every connection sends, and what a start and the doctor look at (MULTI and DISCARD: see common/doctor/rights.py).
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "multi", "discard")
 _SCRIPTS = ("evalsha", "eval")
@@ -135,7 +137,10 @@ USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "audi
 
 def acl_file(stream: str, group: str, sources: Sequence[str] = (), passwords: Mapping[str, str] | None = None) -> str:
     """The whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is an aclfile that is ready to be used, with but their
-    hashes, and without comments: Redis takes none there."""
+    hashes, and without comments: Redis takes none there. Raises StartRefused for a name that would end its word in the file, or begin a line."""
+    odd = [name for name in (stream, *sources) if _ENDS_WORD.search(name)]
+    if odd:
+        raise StartRefused(f"a stream with a space, a line break or a quote in its name cannot stand in an ACL file: {', '.join(map(repr, odd))}")
     if passwords:
         lines = [_NOBODY, *(program.line(passwords[program.name]) for program in programs(stream, group, sources))]
         return "\n".join([*lines, f"user {ADMIN} {_entry(passwords[ADMIN])} ~* &* +@all"]) + "\n"

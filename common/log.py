@@ -4,9 +4,10 @@
 
     12:00:01.123 INFO  master intake  ticket_handed_over ticket=42 owner=c1:7
 
-and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped: a ticket id with a line break cannot fake a line. Passwords
-and tokens are ``***``, whoever logs them. A line that comes again and again is left out after a few times; the next one after that tells how
-often, as ``left_out``.
+and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped: a ticket id with a line break cannot fake a line.
+Tracebacks, and what others log in several lines, are moved in, with control characters spelt out: what begins at the margin is ours. Passwords and
+tokens are ``***``, whoever logs them. A line that comes again and again is left out after a few times; the next one after that tells how often, as
+``left_out``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import orjson
+
+from common.printable import printable
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 #: A password in a Redis URL, wherever it turns up in a text.
@@ -84,8 +87,8 @@ class _Human(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {self._program} {record.threadName:<9} {record.getMessage()}"
         facts = "".join(f" {name}={_shown(value)}" for name, value in getattr(record, "facts", {}).items())
-        text = redacted(head + facts)
-        return text + "\n" + redacted(self.formatException(record.exc_info)) if record.exc_info else text
+        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        return printable(redacted(head + facts + trace), kept="\n\t").replace("\n", "\n    ")
 
 
 class _Json(logging.Formatter):

@@ -10,7 +10,7 @@ SIGTERM: HTTP ends first, waits for      ``Served.stop`` begins at once, on a th
 open connections, then work ends         nobody takes a draining program for a dead one. Then idle connections are closed, none is waited for
 SIGINT, SIGQUIT, SIGHUP: work is cut     the same drain as SIGTERM; a second SIGINT or SIGQUIT shortens what is left to 2 s
 the arbiter is killed: the worker ends   the same drain, bounded by ``graceful_s`` because nobody is left to kill it
-a thread waits for slow requests         a request's head must be there in 5 s, its body in 10 s (408); silent connections hold no thread
+a thread waits for slow requests         a request's head must be there in 5 s, its body in 10 s (408); who has not sent a head holds no thread
 errors in HTML that repeat the input     problem documents (RFC 9457) without any input, and only 4xx for what a client did wrong
 100 Continue before the program is       only when the program reads the body; a refusal comes instead of it
 asked
@@ -44,7 +44,9 @@ from gunicorn.sock import TCP6Socket, TCPSocket
 from common.backoff import backoff_s
 from common.errors import StartRefused, UsherError
 from common.log import event
-from common.serving_worker import CALM_S, ENDING, HEAD_BYTES, HttpWorker, TlsSocket, check_head, exchanges
+from common.serving_sockets import TlsSocket
+from common.serving_worker import CALM_S, ENDING, HEAD_BYTES, HttpWorker, check_head
+from common.serving_wsgi import exchanges
 from common.tls import ServerTls
 
 if TYPE_CHECKING:

@@ -17,26 +17,32 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent import futures
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from gunicorn.http import errors as http_errors
+from gunicorn.http import get_parser
+from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import ThreadWorker
 
-from common.live_sockets import DETACH
 from common.log import event
 from common.service import Ended, Service
+from common.serving_sockets import LATER, ClientSocket, Late, TlsSocket, Waits
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    pass
 
 log = logging.getLogger(__name__)
 
-#: Seconds a request may take to arrive: its head, then its body; and seconds one write may take.
-HEAD_S, BODY_S, WRITE_S = 5.0, 10.0, 10.0
+#: Seconds a request may take to arrive: its head, then its body.
+HEAD_S, BODY_S = 5.0, 10.0
+#: Seconds for a client to read our last answer, and for the rest of a body that nobody asked for.
+_GOODBYE_S, _UNASKED_S = 1.0, 0.05
+#: Pieces of what a client still says then that are read at a time.
+_PIECES = 16
 #: Seconds that the loops of arbiter and worker wait when there is nothing to wait for.
 CALM_S = 5.0
 #: Bytes of all headers of a request together.
@@ -65,46 +71,6 @@ class _Drain(Service):
         self._then()
 
 
-class _Late(http_errors.ParseException):
-    """The request did not arrive in time."""
-
-
-class _Deadlined(socket.socket):
-    """A connection whose reads end at a deadline (``time.monotonic``), however slowly bytes trickle in."""
-
-    deadline_s: float | None = None
-    #: Gets the connection when its answer is written, instead of its being closed.
-    keeper: Callable[[socket.socket], None] | None = None
-
-    def recv(self, size: int, flags: int = 0, /) -> bytes:
-        if self.deadline_s is None:
-            return super().recv(size, flags)
-        left = self.deadline_s - time.monotonic()
-        if left <= 0:
-            raise _Late
-        self.settimeout(left)
-        try:
-            return super().recv(size, flags)
-        except TimeoutError:
-            raise _Late from None
-        finally:
-            self.settimeout(WRITE_S)
-
-
-class _ClientSocket(_Deadlined):
-    """A plain one."""
-
-
-class TlsSocket(_Deadlined, ssl.SSLSocket):  # type: ignore[misc]
-    """One over TLS. Its handshake counts as a part of the first request's head."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        self.deadline_s = time.monotonic() + HEAD_S
-        self.settimeout(HEAD_S)
-        super().do_handshake(block)
-        self.settimeout(WRITE_S)
-
-
 class HttpWorker(ThreadWorker):
     """What is without a lock here runs on the main thread, which is gunicorn's loop."""
 
@@ -115,6 +81,7 @@ class HttpWorker(ThreadWorker):
         self._bounds: Any = self.app.bounds
         self._addresses: Counter[str] = Counter()
         self._in_flight = 0
+        self._heads, self._goodbyes = Waits(), Waits()
         self._orphaned = False
         # Never closed: threads that answer late would wake the loop through numbers that belong to other files by then.
         self.method_queue.close = lambda: None
@@ -163,6 +130,12 @@ class HttpWorker(ThreadWorker):
         """The loop closes them when it has dispatched all that it found: a request on one of them may be among that, and is answered then."""
         for connection in (*self.keepalived_conns, *self.pending_conns):
             connection.timeout = 0.0
+        self._heads.hurry()
+
+    def murder_pending(self) -> None:
+        super().murder_pending()
+        for waits in (self._heads, self._goodbyes):
+            waits.end_late(time.monotonic())
 
     def init_process(self) -> None:
         os.close(self.app.life[1])
@@ -178,9 +151,9 @@ class HttpWorker(ThreadWorker):
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """gunicorn looks every second for connections that are late, and for its arbiter, whose end wakes us here."""
-        if self.alive:
-            first_s = min((conns[0].timeout for conns in (self.keepalived_conns, self.pending_conns) if conns), default=math.inf)
-            timeout = max(0.0, min(CALM_S, first_s - time.monotonic()))
+        idle_s = min((conns[0].timeout for conns in (self.keepalived_conns, self.pending_conns) if conns), default=math.inf)
+        first_s = min(idle_s, self._heads.first_s, self._goodbyes.first_s)
+        timeout = max(0.0, min(CALM_S if self.alive else timeout, first_s - time.monotonic()))
         super().wait_for_and_dispatch_events(timeout)
 
     def is_parent_alive(self) -> bool:
@@ -197,21 +170,64 @@ class HttpWorker(ThreadWorker):
 
     def enqueue_req(self, conn: Any) -> None:
         if conn.initialized or conn.data_ready:
-            if self._in_flight >= self._bounds.in_flight:
-                self._turn_away(conn)
-                return
-            self._in_flight += 1
-            super().enqueue_req(conn)
+            self._gather(conn, time.monotonic() + HEAD_S)
             return
         if not self._takes(conn):
             return
         # A new connection waits in the poller for its first bytes. gunicorn lets a thread wait 5 s: eight silent ones stop the service.
         plain = conn.sock
-        conn.sock = _ClientSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        conn.sock = ClientSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
         conn.sock.setblocking(False)
         conn.timeout = time.monotonic() + HEAD_S
         self.pending_conns.append(conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, functools.partial(self.on_pending_socket_readable, conn))
+
+    def _gather(self, conn: Any, ends_s: float) -> None:
+        """Give the connection to a thread, once it has a request's head to answer: whoever sends one byte of it would else hold that thread."""
+        try:
+            conn.sock.setblocking(False)
+            awaited = self._awaited(conn)
+        except ssl.SSLError as refused:  # no TLS, or none that we speak: there is no way to answer
+            event(log, "tls_refused", level=logging.DEBUG, problem=refused.reason or type(refused).__name__)
+            self._end(conn, graceful=True)
+            return
+        except OSError:
+            self._end(conn)  # gone
+            return
+        if awaited:
+            self._heads.add(conn, self.poller, awaited, ends_s, lambda: self._gather(conn, ends_s), lambda: self._end_late(conn))
+        elif self._in_flight >= self._bounds.in_flight:
+            self._turn_away(conn)
+        else:
+            self._in_flight += 1
+            super().enqueue_req(conn)
+
+    def _awaited(self, conn: Any) -> int:
+        """What the connection must be ready for before a thread can answer without a wait; 0: nothing. Raises OSError."""
+        if not conn.initialized:
+            if self.cfg.is_ssl:
+                if not isinstance(conn.sock, TlsSocket):
+                    conn.sock = ssl_wrap_socket(conn.sock, self.cfg)
+                try:
+                    conn.sock.do_handshake()
+                except ssl.SSLWantReadError:
+                    return selectors.EVENT_READ
+                except ssl.SSLWantWriteError:
+                    return selectors.EVENT_WRITE
+            conn.initialized, conn.parser = True, get_parser(self.cfg, conn.sock, conn.client)
+        conn.sock.early = conn.parser.unreader.take_buffered() + conn.sock.early
+        if not conn.sock.has_head():
+            return selectors.EVENT_READ
+        return selectors.EVENT_WRITE if conn.sock.is_stuck() else 0
+
+    def _end_late(self, conn: Any) -> None:
+        if conn.initialized:
+            self.handle_error(None, conn.sock, conn.client, Late())
+        self._end(conn, graceful=conn.initialized)
+
+    def _end(self, conn: Any, graceful: bool = False) -> None:
+        self.nr_conns -= 1
+        conn.close(graceful)
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         self._in_flight -= 1
@@ -229,11 +245,15 @@ class HttpWorker(ThreadWorker):
         self._addresses[address] += counted
 
         def close(graceful: bool = False) -> None:
+            if graceful and not getattr(conn, "given_away", False):
+                self.nr_conns += 1  # until the client has gone too
+                self._part(conn)
+                return
             self._addresses[address] -= counted
             if not self._addresses[address]:
                 del self._addresses[address]
             if not getattr(conn, "given_away", False):
-                type(conn).close(conn, graceful)
+                type(conn).close(conn)
 
         conn.close = close
         return True
@@ -247,8 +267,30 @@ class HttpWorker(ThreadWorker):
             conn.sock.send(_problem(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_requests_in_flight", secrets.token_hex(8), "Retry-After: 1\r\n"))
         except OSError:
             pass  # it sees its connection closed
-        self.nr_conns -= 1
-        conn.close()
+        self._end(conn, graceful=True)
+
+    def _part(self, conn: Any) -> None:
+        """Let the client read our last answer: closing with unread input would reset it. gunicorn does that too, for 2 s and *on its loop*."""
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._end(conn)  # gone
+            return
+        self._linger(conn, time.monotonic() + _GOODBYE_S)
+
+    def _linger(self, conn: Any, ends_s: float) -> None:
+        conn.sock.early = b""
+        try:
+            if not all(conn.sock.recv(65_536) for _ in range(_PIECES)):
+                self._end(conn)
+                return
+        except LATER:
+            pass
+        except OSError:
+            self._end(conn)
+            return
+        self._goodbyes.add(conn, self.poller, selectors.EVENT_READ, ends_s, lambda: self._linger(conn, ends_s), lambda: self._end(conn))
 
     def handle(self, conn: Any) -> Any:
         conn.sock.deadline_s = time.monotonic() + HEAD_S
@@ -258,9 +300,13 @@ class HttpWorker(ThreadWorker):
             conn.sock.deadline_s = None
         if kept is False and conn.sock.keeper is not None:
             _give_away(conn)
-        elif kept is False:
-            _say_goodbye(conn.sock)
+        if kept and conn.sock.early:  # gunicorn looks only there for what came behind this request
+            conn.parser.unreader.unread(conn.parser.unreader.take_buffered() + conn.sock.recv(len(conn.sock.early)))
         return kept
+
+    def _keepalive_after(self, conn: Any, keepalive: Any) -> bool:
+        """gunicorn waits 5 s for a body that nobody asked for, to use the connection again."""
+        return bool(keepalive) and bool(conn.parser.finish_body(deadline=time.monotonic() + _UNASKED_S))
 
     def handle_request(self, req: Any, conn: Any) -> Any:
         conn.sock.deadline_s = time.monotonic() + BODY_S
@@ -304,7 +350,7 @@ def _is_loopback(address: str) -> bool:
 
 def _status_of(exc: BaseException) -> HTTPStatus:
     """The answer to a request that gunicorn's parser, or our clock, has refused."""
-    if isinstance(exc, _Late):
+    if isinstance(exc, Late):
         return HTTPStatus.REQUEST_TIMEOUT
     if isinstance(exc, http_errors.LimitRequestLine):
         return HTTPStatus.REQUEST_URI_TOO_LONG
@@ -324,72 +370,8 @@ def _give_away(conn: Any) -> None:
     ours.keeper(socket.socket(ours.family, ours.type, ours.proto, fileno=ours.detach()) if plain else ours)
 
 
-def _say_goodbye(connection: socket.socket) -> None:
-    """Let the client read our last answer: closing with unread input would reset it. gunicorn does that too, for 2 s and *on its loop*."""
-    ends_s = time.monotonic() + 1.0
-    try:
-        connection.shutdown(socket.SHUT_WR)
-        while (left := ends_s - time.monotonic()) > 0:
-            connection.settimeout(left)
-            if not connection.recv(65_536):
-                break
-    except OSError:
-        pass  # late, or gone
-    try:
-        connection.shutdown(socket.SHUT_RDWR)  # so that gunicorn finds nothing to wait for
-    except OSError:
-        pass  # gone
-
-
 def check_head(_worker: Any, request: Any) -> None:
     """gunicorn's ``pre_request``: called with every request before the program sees it."""
     if sum(len(name) + len(value) for name, value in request.headers) > HEAD_BYTES:
         raise http_errors.LimitRequestHeaders("all headers together")
     request._expected_100_continue = False  # said by _Input
-
-
-class _Input:
-    """``wsgi.input``: says 100 Continue when the program wants the body, and speaks in OSErrors (TimeoutError: it came too slowly)."""
-
-    def __init__(self, environ: WSGIEnvironment) -> None:
-        self._body = environ["wsgi.input"]
-        self._connection = environ["gunicorn.socket"]
-        self.awaited = environ.get("HTTP_EXPECT", "").lower() == "100-continue" and environ["SERVER_PROTOCOL"] == "HTTP/1.1"
-
-    def read(self, size: int = -1) -> bytes:
-        if self.awaited:
-            self.awaited = False
-            self._connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        try:
-            data: bytes = self._body.read(size)
-        except _Late as late:
-            raise TimeoutError("the body did not arrive in time") from late
-        except http_errors.ParseException as wrong:
-            raise OSError("the body is not framed as HTTP wants it") from wrong
-        return data
-
-
-def exchanges(app: WSGIApplication) -> WSGIApplication:
-    """``app`` with its ``wsgi.input`` checked, and able to end a connection with the header ``Connection: close``, which gunicorn drops, or to
-    keep it for itself (``DETACH``)."""
-
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        response = start_response.__self__  # type: ignore[attr-defined]
-        body = environ["wsgi.input"] = _Input(environ)
-
-        def detach(keeper: Callable[[socket.socket], None]) -> None:
-            response.is_chunked = lambda: False
-            response.force_close()
-            environ["gunicorn.socket"].keeper = keeper
-
-        environ[DETACH] = detach
-
-        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Callable[[bytes], object]:
-            # A client whose body was never asked for may send it or not: nothing that follows on the connection can be trusted.
-            if body.awaited or ("Connection", "close") in headers:
-                response.force_close()
-            return start_response(status, headers, exc_info)
-
-        return app(environ, start)
-
-    return application

@@ -8,7 +8,7 @@ after 12 hours, or when the token is taken out of the configuration. Its role is
 
 * the cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used;
 * whatever changes something and comes with the cookie must have ``csrf_token()`` in the form field or header of the name ``CSRF_FIELD`` or
-  ``CSRF_HEADER``; a bearer token needs none of this, since no browser sends it by itself;
+  ``CSRF_HEADER``; a bearer token needs none of this, since no browser sends it by itself, as it does other credentials;
 * what changes something is refused when a browser says that it comes from another site (``Sec-Fetch-Site``, ``Origin``), also where no token
   is asked for. Pages must be sent with ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 """
@@ -105,7 +105,7 @@ class Doorman:
         """Raise Problem 401 or 403 unless whoever was greeted may come in. A response: the way to the log-in page."""
         if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
             return self._turn_away(asked)
-        if asked.method not in _SAFE and "HTTP_AUTHORIZATION" not in asked.environ:
+        if asked.method not in _SAFE and not _has_bearer_token(asked):
             if _from_elsewhere(asked):
                 raise Problem(403, "cross_site", "this comes from a page of another site")
             if g.by_cookie and not self._has_csrf_token(asked):
@@ -177,6 +177,12 @@ def local_path(wanted: str) -> str:
     """
     fits = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted and wanted.isprintable()
     return wanted if fits else "/"
+
+
+def _has_bearer_token(asked: Request) -> bool:
+    """Other credentials a browser sends by itself, when a proxy in front of us has once asked for them: Basic, Digest, Negotiate."""
+    header: str = asked.environ.get("HTTP_AUTHORIZATION", "")
+    return header.partition(" ")[0].lower() == "bearer"
 
 
 def _from_elsewhere(asked: Request) -> bool:

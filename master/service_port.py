@@ -109,8 +109,8 @@ class ServicePort:
     def can_follow(self) -> bool:
         return self._feed.has_room
 
-    def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None) -> None:
-        self._feed.follow(connection, ticket_id.encode(), position)
+    def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool) -> None:
+        self._feed.follow(connection, ticket_id.encode(), position, with_fields)
 
     def health(self) -> Health:
         return judge(self._services, now_s())

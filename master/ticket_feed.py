@@ -24,7 +24,7 @@ from common.sources import SCOPED_TICKET_FIELD
 from common.stream_id import ZERO, milliseconds, rank, sequence
 from common.stream_router import StreamRouter, Subscription
 from common.streams import Entry, pairs
-from master.policy.ticket_events import SOURCES, Event, Seen, changes, events_of, frame, idle, position_text, ruled
+from master.policy.ticket_events import SOURCES, Event, Seen, changes, events_of, frame, idle, position_text, ruled, without_fields
 from master.rule_watch import RuleWatch
 from master.status import shown
 
@@ -44,12 +44,13 @@ _EMPTY_S = 5.0
 
 class Follower:
     """Somebody who follows a ticket. ``position``: what it has of each source; ``behind``: the sources of which it has not all yet;
-    ``waits``: of these it gets no more before what it was sent is written."""
+    ``waits``: of these it gets no more before what it was sent is written; ``with_fields``: it may know what messages say."""
 
-    __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits")
+    __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits", "with_fields")
 
-    def __init__(self, ticket: bytes, position: list[bytes] | None) -> None:
+    def __init__(self, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
         self.ticket = ticket
+        self.with_fields = with_fields
         self.live: LiveSocket | None = None
         self.position = position
         self.behind: set[int] = set()
@@ -92,9 +93,9 @@ class TicketFeed(Service):
     def has_room(self) -> bool:
         return self._sockets.has_room and not self.stopping
 
-    def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None) -> None:
+    def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None, with_fields: bool = True) -> None:
         """The connection gets the events of ``ticket`` from now on, and first what it has missed since ``position``."""
-        follower = Follower(ticket, position)
+        follower = Follower(ticket, position, with_fields)
         follower.live = self._sockets.keep(sock, lambda: self._post("left", follower, None), lambda: self._written(follower))
         self._post("came", follower, None)
 
@@ -233,6 +234,7 @@ class TicketFeed(Service):
         for one in events:
             one.data.setdefault("time_ms", wall_ms())
         position = position_text(self._position_of(follower))
+        events = events if follower.with_fields else list(map(without_fields, events))
         frames = [frame(one) for one in events[:-1]] + [frame(one, position) for one in events[-1:]]
         follower.live.send(b"".join(frames))
 

@@ -104,7 +104,7 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
         shared[SERVER_VARIABLE] = str(find_redis_server(settings.redis_server))
     shared = {name: value for name, value in shared.items() if value}
     drain_seconds = _check_programs(shared)
-    _check_quotes(shared)
+    _check_quotes(shared | {REDIS_URL_OF.format(user.upper()): url for user, url in users.items()})
     prefix = asked["name"] or ("consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-"))
     project = _project(folder, shared) if "consumer" in chosen else None
     return Host(folder, chosen, address, urls, asked["consumers"], prefix, asked["health_port"], drain_seconds, shared, users, project)
@@ -254,8 +254,8 @@ def _with_settings(folder: Path) -> str:
 
 
 def _check_quotes(shared: Mapping[str, str]) -> None:
-    """What a shell and systemd read alike between single quotes."""
-    odd = [name for name, value in shared.items() if "'" in value or "\n" in value or "\\" in value]
+    """What a shell and systemd read alike between single quotes; and supervisord, what it puts between double ones."""
+    odd = [name for name, value in shared.items() if set("'\n\r\\") & set(value) or ('"' in value and not name.startswith(PREFIX))]
     if odd:
         raise SettingsError([f"{name} has a quote, a backslash or a line break, which cannot stand in usher.env" for name in sorted(odd)])
 

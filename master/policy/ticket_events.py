@@ -38,6 +38,11 @@ class Event(NamedTuple):
     data: dict[str, Any]
 
 
+def without_fields(event: Event) -> Event:
+    """The event for those who may not know what messages say."""
+    return event._replace(data={name: value for name, value in event.data.items() if name != "fields"})
+
+
 def parse_position(text: str) -> list[bytes]:
     """The ids of an event's ``id``: what of each source a follower has. ``0``: nothing. Raises ValueError.
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.credentials import Role
 from common.openapi import tells
 from common.web import Problem, answer, read_json, read_model
 from common.web_fields import OneLine, PageLimit, StreamId, TicketId
@@ -107,12 +108,12 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         return answer({"dead_letters": [letter.row() for letter in page.letters], "cursor": _text(page.cursor)})
 
     @api.get("/<stream_id:letter_id>")
-    @tells("One dead letter, with traceback and fields.", {200: WholeLetter}, problems={404: "unknown_dead_letter"})
+    @tells("One dead letter, with traceback and, for operators, fields.", {200: WholeLetter}, problems={404: "unknown_dead_letter"})
     def show(letter_id: str) -> Response:
         found = letters.get(letter_id.encode())
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
-        return answer(found[0].whole(found[1]))
+        return answer(_whole(*found))
 
     @api.post("/redrive")
     @tells("Make messages of dead letters again.", {200: LetterOutcomes}, body=_Chosen)
@@ -145,6 +146,11 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
 
     return api
+
+
+def _whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:
+    told = letter.whole(fields)
+    return told if g.role.may(Role.OPERATOR) else told | {"message_fields": None}
 
 
 def _told(outcome: Outcome) -> dict[str, Any]:

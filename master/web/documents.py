@@ -125,10 +125,10 @@ class Letters(TypedDict):
 
 
 class WholeLetter(LetterRow):
-    """``message_fields``: pairs of name and value."""
+    """``message_fields``: pairs of name and value; null for viewers, who do not see what messages say."""
 
     traceback: str
-    message_fields: list[list[str]]
+    message_fields: list[list[str]] | None
 
 
 class LetterOutcome(TypedDict):

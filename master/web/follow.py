@@ -1,14 +1,15 @@
 """``GET /api/tickets/{id}/events``: what happens to a ticket, as server-sent events, for as long as the client stays.
 
 ``GET /api/events?id=`` is the same for any id. The request ends with the head of its answer; the connection then belongs to the master's feed and
-holds no thread.
+holds no thread. Viewers are told everything but what messages say.
 """
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, Field
 
+from common.credentials import Role
 from common.live_sockets import DETACH
 from common.openapi import tells
 from common.web import Problem, read_model, unprocessable
@@ -54,7 +55,8 @@ def _followed(port: MasterPort, asked: str) -> Response:
     if detach is None or not port.can_follow():
         raise Problem(503, "too_many_followers", "no more subscriptions can be open here", headers={"Retry-After": "5"})
     if request.method == "GET":
-        detach(lambda connection: port.follow(connection, asked, position))
+        with_fields = g.role.may(Role.OPERATOR)
+        detach(lambda connection: port.follow(connection, asked, position, with_fields))
     # The first bytes, so that a reader knows at once that it is listened to.
     return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 

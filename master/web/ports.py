@@ -106,8 +106,9 @@ class MasterPort(Protocol):
     def can_follow(self) -> bool:
         """Whether one more live subscription to a ticket may begin."""
 
-    def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None) -> None:
-        """``connection`` gets the events of a ticket from now on; with a position first what came after it. It is the master's from here on."""
+    def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool) -> None:
+        """``connection`` gets the events of a ticket from now on; with a position first what came after it. It is the master's from here on.
+        ``with_fields``: also what its messages say."""
 
     def health(self) -> Health:
         """Do the services make progress?"""

@@ -9,6 +9,7 @@ import pytest
 from werkzeug.test import Client, TestResponse
 
 from common import web
+from common.credentials import Identity, Role
 from common.keys import Keys
 from common.redis_client import Link
 from consumer.owner_steps import Buried
@@ -73,6 +74,16 @@ def test_one_letter_has_everything(client: Client, letters: list[str]) -> None:
     assert _asked(client.get(f"{_PATH}/1-1"), 404)["title"] == "unknown_dead_letter"
     for no_id in (f"{2**64}-1", f"1-{2**64}", "x", "1-1-1", "%00", "-1", "1-1%0A"):
         assert _asked(client.get(f"{_PATH}/{no_id}"), 404)["title"] == "not_found"
+
+
+def test_what_its_message_says_is_for_operators_and_not_for_viewers(world: World, letters: list[str]) -> None:
+    app = web.create_app(__name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096)
+    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys)))
+    fields = {}
+    for token in ("look", "act"):
+        whole = _asked(app.test_client().get(f"{_PATH}/{letters[-1]}", headers={"Authorization": f"Bearer {token}"}))
+        fields[token] = whole["message_fields"]
+    assert fields == {"look": None, "act": [["ticket_id", "T"], ["body", "body of 7-1"]]}
 
 
 def test_letters_are_redriven_and_dropped_by_id(client: Client, letters: list[str], world: World) -> None:

@@ -7,13 +7,15 @@ import itertools
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
+from common import web
+from common.credentials import Identity, Role
 from common.keys import Keys
-from common.live_sockets import LiveSockets
+from common.live_sockets import DETACH, LiveSockets
 from common.redis_client import Link
 from common.run_log import encode
 from common.sources import SCOPED_TICKET_FIELD
@@ -24,6 +26,8 @@ from master.live_rules import LiveRules
 from master.policy.rules import Action, Rule, Target, rule_id
 from master.policy.ticket_events import parse_position
 from master.ticket_feed import TicketFeed
+from master.web.follow import events_route
+from tests.doors import doorman
 from tests.integration.factories import FIELD, World
 from tests.integration.gathered import Gathered
 from tests.integration.routers import PATIENCE_S, until
@@ -107,6 +111,39 @@ def test_what_was_missed_is_told_in_the_order_of_time_with_its_times(
     assert found[21]["event"] == "dead_letter"
     assert state["event"] == "state", "and then the state, as of now"
     assert state["time_ms"] > 1_700_000_000_000
+
+
+def test_who_may_not_know_what_messages_say_is_told_all_the_rest(feed: TicketFeed, world: World) -> None:
+    fill(world, 2)
+    world.link.call("XADD", world.keys.stream, b"2000-0", FIELD, _T, "body", "secret")
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE_S)
+    feed.follow(theirs, _T, parse_position("0"), with_fields=False)
+    found = read(ours, 6)
+    assert [one["event"] for one in found] == [*["entry", "completed"] * 2, "entry", "state"]
+    assert not any("fields" in one for one in found)
+    assert told(feed, "0", 6)[4]["fields"] == {FIELD: _T.decode(), "body": "secret"}
+
+
+def test_what_messages_say_is_for_operators_and_not_for_viewers() -> None:
+    told_fields = []
+
+    class Port:
+        def can_follow(self) -> bool:
+            return True
+
+        def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool) -> None:
+            told_fields.append(with_fields)
+
+    app = web.create_app(__name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 0)
+    app.register_blueprint(events_route(cast("Any", Port())))
+    with socket.socket() as connection:
+        for token in ("look", "act"):
+            for path in ("/api/tickets/T/events", "/api/events?id=T"):
+                detached = {DETACH: lambda keeper: keeper(connection)}
+                answered = app.test_client().get(path, headers={"Authorization": f"Bearer {token}"}, environ_overrides=detached)
+                assert answered.status_code == 200
+    assert told_fields == [False, False, True, True]
 
 
 def test_who_comes_back_gets_each_once(feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,8 +315,10 @@ def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(syst
     with contextlib.ExitStack() as stack:
         half_head, half_body = _get()(system)[:-10], _raw(b"Content-Length: 10\r\n")(system)
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)) for _ in range(_IN_FLIGHT)]
-        for index, connection in enumerate(slow):
-            connection.sendall(half_head if index else half_body)
+        for connection in slow:
+            connection.sendall(half_body)
+        slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)))
+        slow[-1].sendall(half_head)
         busy = until(lambda: _refused(system.leader), 20, "503")
         _check(busy, 503, "too_many_requests_in_flight")
         assert busy.headers["Retry-After"] == "1"
@@ -324,6 +326,24 @@ def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(syst
             late = _answer(connection)
             _check(late, 408, "request_timeout")
             assert late.headers["Connection"] == "close"
+
+
+_LOG_IN = b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 10\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        pytest.param(b"GET /api/health/live HT", id="half a head"),
+        pytest.param(b"GET /api/health/live HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n", id="a body that nobody asked for"),
+        pytest.param(_LOG_IN, id="half a log-in"),
+    ],
+)
+def test_strangers_that_take_their_time_hold_up_nobody(system: System, half: bytes) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * _IN_FLIGHT):
+            stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)).sendall(half)
+        until(lambda: _refused(system.leader) is None, 2, "it answers")
 
 
 def _refused(port: int) -> Answer | None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from common.acl import USERS
+from common.acl import USERS, acl_file
 from common.commands import deploy_folder
 from common.commands.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
 from common.commands.init_deploy import plan
@@ -115,6 +115,19 @@ def test_a_consumer_is_told_its_own_url_of_redis_and_no_other() -> None:
     assert first.settings["USHER_OPERATOR_TOKEN"] not in told
     assert not [user for user, url in first.redis_users.items() if user != "consumer" and url in told]
     assert first.settings["USHER_REDIS_URL"] not in told
+
+
+@pytest.mark.parametrize("odd", ["'", "\n", "\\", '"'])
+def test_a_url_of_redis_that_cannot_stand_in_the_files_is_refused(odd: str) -> None:
+    with pytest.raises(SettingsError, match="REDIS_URL_SENDER has a quote"):
+        planned(environ={"REDIS_URL_SENDER": f"redis://sender:a{odd}b@127.0.0.1:6390/0"})
+
+
+@pytest.mark.parametrize("name", ["a b", "x ~* +@all ~y", "a\nuser x on nopass ~* +@all", 'a"b', "it's"])
+def test_a_stream_whose_name_cannot_stand_in_a_users_file_is_refused(name: str) -> None:
+    for stream, sources in ((name, ()), ("work", (name,))):
+        with pytest.raises(StartRefused, match="cannot stand in an ACL file"):
+            acl_file(stream, "g", sources)
 
 
 def test_tokens_are_made_for_programs_operators_and_viewers() -> None:

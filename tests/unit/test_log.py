@@ -49,6 +49,20 @@ def test_a_ticket_id_cannot_fake_a_line_or_a_fact(style: str, ticket: str, capsy
         assert json.loads(line)["ticket"] == ticket
 
 
+def test_no_text_of_others_can_fake_a_line_or_act_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("consumer", "info", "human")
+    evil = "no\n00:00:00.000 INFO master intake all_is_well\r\x1b[2J\u202e"
+    try:
+        raise ValueError(evil)
+    except ValueError:
+        _log.exception("failed: %s", evil)
+    first, *others = _lines(capsys)
+    assert re.match(r"\d\d:\d\d:\d\d\.\d{3} ERROR +consumer MainThread failed: no$", first)
+    assert all(line.startswith("    ") and line.isprintable() for line in others), others
+    assert sum("all_is_well" in line for line in others) == 2
+    assert "    Traceback (most recent call last):" in others
+
+
 def test_a_json_line_is_one_object_and_takes_any_fact(capsys: pytest.CaptureFixture[str]) -> None:
     configure("consumer", "info", "json")
     event(_log, "turn_failed", level=logging.WARNING, problem=ValueError("no"), id=b"5-1", raw=b"\xff")

@@ -206,6 +206,15 @@ def test_a_page_of_another_site_changes_nothing(headers: dict[str, str]) -> None
     assert client.post("/api/thing", headers=_bearer("t-act") | headers).status_code == 200
 
 
+@pytest.mark.parametrize("credentials", ["Basic dXNlcjpwYXNz", "Digest username=x", "Negotiate YII="])
+def test_what_a_browser_sends_by_itself_to_a_proxy_makes_a_page_of_another_site_no_better(credentials: str) -> None:
+    headers = {"Authorization": credentials, "Sec-Fetch-Site": "cross-site", "Origin": "http://evil"}
+    client = _app({}).test_client()
+    assert _title(client.post("/api/thing", headers=headers), 403) == "cross_site"
+    assert client.post("/api/thing", headers=headers | {"Sec-Fetch-Site": "same-origin"}).status_code == 200
+    assert _title(_app().test_client().post("/login", data={"token": "t-act"}, headers=headers), 403) == "cross_site"
+
+
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://localhost"}, {"Origin": "null", "Sec-Fetch-Site": "same-origin"}])
 def test_our_own_page_does(headers: dict[str, str]) -> None:
     client = _signed_in("t-act")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import threading
 from importlib import resources
 from typing import Any
 
@@ -38,6 +39,8 @@ _NAV = (
     ("actions", "/actions", "Actions"),
 )
 _LOGIN = "/login"
+#: Log-ins that are read at a time: everybody may send one, and as slowly as any body.
+_LOGINS = 2
 
 
 def add_pages(app: Flask, port: PagePort) -> None:
@@ -109,12 +112,20 @@ def _add_login(site: Blueprint) -> None:
             return redirect(wanted, 303)
         return make_response(render_template("login.html", page="login", next=wanted))
 
+    reading = threading.BoundedSemaphore(_LOGINS)
+
     @site.post(_LOGIN)
     @needs(Role.ANYBODY)
     def login() -> AnyResponse:
-        wanted = local_path(request.form.get("next", "/"))
+        if not reading.acquire(blocking=False):
+            raise Problem(503, "too_many_logins", "others are logging in; try again", headers={"Retry-After": "1"}, close=True)
+        try:
+            form = request.form
+        finally:
+            reading.release()
+        wanted = local_path(form.get("next", "/"))
         response: AnyResponse = redirect(wanted, 303)
-        if doorman().sign_in(request.form.get("token", ""), response) is None:
+        if doorman().sign_in(form.get("token", ""), response) is None:
             return make_response(render_template("login.html", page="login", next=wanted, wrong=True), 403)
         return response
 

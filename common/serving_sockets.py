@@ -1,0 +1,141 @@
+"""The connections of ``common.serving_worker``, and what its loop waits for itself, so that a client that takes its time holds no thread."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from selectors import BaseSelector
+from typing import Any
+
+from gunicorn.http import errors as http_errors
+
+#: Seconds one write may take.
+WRITE_S = 10.0
+#: Bytes of a request's first line, and of its head, above which it is clear what it is answered.
+_LINE_BYTES, _MOST_BYTES = 2050, 12_288
+_PIECE = 8192
+#: Linux: how many bytes the other side has not been sent yet, and a bound of those below which a connection counts as ready for more; the usual one.
+_SIOCOUTQNSD = 0x894B
+_ALL_SENT, _USUAL = 1, 0
+#: Not now; over TLS it has other names.
+LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Late(http_errors.ParseException):
+    """The request did not arrive in time."""
+
+
+class Deadlined(socket.socket):
+    """A connection whose reads end at a deadline (``time.monotonic``), however slowly bytes trickle in."""
+
+    deadline_s: float | None = None
+    #: Gets the connection when its answer is written, instead of its being closed.
+    keeper: Callable[[socket.socket], None] | None = None
+    #: What was read of the next request before a thread asked for it.
+    early = b""
+    was_stuck = False
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        if self.early:
+            read, self.early = self.early[:size], self.early[size:]
+            return read
+        if self.deadline_s is None:
+            return super().recv(size, flags)
+        left = self.deadline_s - time.monotonic()
+        if left <= 0:
+            raise Late
+        self.settimeout(left)
+        try:
+            return super().recv(size, flags)
+        except TimeoutError:
+            raise Late from None
+        finally:
+            self.settimeout(WRITE_S)
+
+    def has_head(self) -> bool:
+        """Read what has come, without a wait. Whether a thread would not have to wait either: a head is there, or nothing more will come."""
+        while not _can_be_judged(self.early):
+            try:
+                read = super().recv(_PIECE)
+            except LATER:
+                return False
+            except OSError:
+                return True
+            if not read:
+                return True
+            self.early += read
+        return True
+
+    def is_stuck(self) -> bool:
+        """Whether the other side has yet to take what was written: then it is ready for writing no sooner than it has."""
+        try:
+            unsent = int.from_bytes(fcntl.ioctl(self.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder) > 0
+        except OSError:  # not Linux, or a sandbox that does not know the question: a thread may have to wait for it then
+            return False
+        if unsent != self.was_stuck:
+            self.was_stuck = unsent
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _ALL_SENT if unsent else _USUAL)
+        return unsent
+
+
+class ClientSocket(Deadlined):
+    """A plain one."""
+
+
+class TlsSocket(Deadlined, ssl.SSLSocket):  # type: ignore[misc]
+    """One over TLS."""
+
+
+def _can_be_judged(head: bytes) -> bool:
+    """Whether it is a whole head, or one that is refused whatever follows.
+
+    >>> [_can_be_judged(head) for head in (b"", b"G", b"GET / HTTP/1.1\\r\\nHost:", b"GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\nbody")]
+    [False, False, False, True]
+    >>> [_can_be_judged(head) for head in (b"GET / HTTP/1.1\\n", b"G" * 2051)]
+    [True, True]
+    """
+    lines = head.count(b"\r\n")
+    return b"\r\n\r\n" in head or head.count(b"\n") != lines or len(head) > (_MOST_BYTES if lines else _LINE_BYTES)
+
+
+class Waits:
+    """Connections that wait on the loop, each until its deadline. Of the loop's thread alone."""
+
+    def __init__(self) -> None:
+        self._late: dict[Any, tuple[float, BaseSelector, Callable[[], None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._late)
+
+    @property
+    def first_s(self) -> float:
+        """The first deadline."""
+        return min((late[0] for late in self._late.values()), default=math.inf)
+
+    def add(self, conn: Any, poller: BaseSelector, events: int, ends_s: float, ready: Callable[[], None], late: Callable[[], None]) -> None:
+        """``ready`` is called when the connection is, or else ``late`` at ``ends_s``; it waits no longer then."""
+
+        def is_ready(_socket: object) -> None:
+            poller.unregister(conn.sock)
+            del self._late[conn]
+            ready()
+
+        self._late[conn] = (ends_s, poller, late)
+        poller.register(conn.sock, events, is_ready)
+
+    def hurry(self) -> None:
+        """All are late from now on."""
+        self._late = {conn: (-math.inf, poller, late) for conn, (_, poller, late) in self._late.items()}
+
+    def end_late(self, now: float) -> None:
+        """End the wait of those that are late at ``now``."""
+        for conn, (ends_s, poller, late) in list(self._late.items()):
+            if ends_s <= now:
+                poller.unregister(conn.sock)
+                del self._late[conn]
+                late()
