@@ -7,6 +7,7 @@ and found something wrong, 2 it could not start or was called wrongly, 130 Ctrl-
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -175,10 +176,21 @@ def run(argv: Sequence[str] | None = None) -> int:
         click.echo("usher: interrupted", err=True)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`usher tickets | head`); the interpreter must not try to flush to it at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has gone (`usher tickets | head`).
+        _forget_output()
+        return 1
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC or problem.filename is not None:
+            raise
+        _forget_output()
+        click.echo("usher: the disk on which it writes, or to which its output goes, is full", err=True)
         return 1
     return outcome if isinstance(outcome, int) else 0
+
+
+def _forget_output() -> None:
+    """The interpreter must not try to flush to it at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

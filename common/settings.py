@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from common.errors import SettingsError
+from common.errors import SettingsError, StartRefused
 from common.sources import SCOPED_TICKET_FIELD, Sources
 
 PREFIX = "USHER_"
@@ -137,7 +137,11 @@ class CommonSettings(BaseModel):
 
     @property
     def state_folder(self) -> Path:
-        return self.state_dir.expanduser()
+        """Raises StartRefused where a home folder is meant and there is none."""
+        try:
+            return self.state_dir.expanduser()
+        except RuntimeError as homeless:  # a user id that the system does not know, and no HOME
+            raise StartRefused(f"USHER_STATE_DIR: {self.state_dir} cannot be used: {homeless} Set another folder, or HOME") from None
 
     @property
     def sources(self) -> Sources | None:

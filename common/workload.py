@@ -137,7 +137,7 @@ class CsvSource:
             return 0
 
     def close(self) -> None:
-        if self._raw is not sys.stdin.buffer:
+        if self._raw is not getattr(sys.stdin, "buffer", None):
             self._raw.close()
 
     def __enter__(self) -> CsvSource:
@@ -172,6 +172,8 @@ class CsvSource:
             raise self._wrong(f"column {self._key!r} {told.get(wrong.reason, wrong.reason)}") from None
 
     def _opened(self, path: str) -> io.BufferedReader:
+        if path == "-" and sys.stdin is None:
+            raise StartRefused("--csv: standard input is closed")
         if path == "-":
             return cast(io.BufferedReader, sys.stdin.buffer)
         try:

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from consumer.wiring import ConsumerProgram
 
 #: What the child says of a handler that can be used.
 _FINE = "fine"
+_STEP_S = 0.02
 
 
 @click.command(help="Run a consumer: it registers at a master and runs HANDLER on the messages handed over to it.")
@@ -72,15 +74,27 @@ def check_handler(spec: str) -> None:
         os.write(writer, problem.encode("utf-8", "backslashreplace")[:60_000])
         os._exit(0)
     os.close(writer)
-    with os.fdopen(reader, "rb") as told_by_child:
-        problem = told_by_child.read().decode(errors="replace")
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    problem, code = _word_of(child, reader)
     if not problem:  # it came to no word: os._exit(), a segmentation fault in a library
         how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
         shown = "" if code >= 0 else f" (where: `python -X faulthandler -c 'import {spec.partition(':')[0]}'`)"
         raise HandlerUnusable(f"USHER_HANDLER={spec}: its module ends the process {how} when it is imported{shown}")
     if problem != _FINE:
         raise HandlerUnusable(problem)
+
+
+def _word_of(child: int, reader: int) -> tuple[str, int]:
+    """What the child wrote until its end, and its exit code. Not until nobody can write any more: what the module has forked lives on, and could."""
+    said = b""
+    os.set_blocking(reader, False)
+    with os.fdopen(reader, "rb", buffering=0) as told_by_child:
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)  # asked first: what it wrote is there then
+            while chunk := told_by_child.read(65_536):
+                said += chunk
+            if ended:
+                return said.decode(errors="replace"), os.waitstatus_to_exitcode(status)
+            time.sleep(_STEP_S)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from common.settings import environment as changed_settings
 EXAMPLE_HANDLER = "common.demo.handlers:show"
 #: Below the range from which systems give out ports by themselves, so that nobody gets ours between our look and our bind.
 _QUIET_PORTS = range(18_000, 30_000)
+#: What means something in a command line or a value of supervisord, wherever it comes from.
+_NOT_IN_A_FOLDER = frozenset('%"\\\n')
 _PORT_TRIES = 200
 _POLL_S = 0.1
 
@@ -111,9 +113,14 @@ def _of_programs(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in own}
 
 
-def plan(settings: LocalSettings, environ: Mapping[str, str]) -> Plan:
-    """Look at everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet."""
+def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[], None] = lambda: None) -> Plan:
+    """Look at everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet.
+
+    ``check`` is called while it takes long, and may raise.
+    """
     folder = settings.state_folder.absolute()
+    if odd := sorted(_NOT_IN_A_FOLDER & set(str(folder))):
+        raise StartRefused(f"USHER_STATE_DIR: supervisord cannot use a folder with {' '.join(odd)} in its name ({folder}); set another one")
     for index in range(settings.masters):
         check_address(f"127.0.0.1:{settings.port + index}", "USHER_PORT")
     if settings.redis_url:
@@ -129,7 +136,7 @@ def plan(settings: LocalSettings, environ: Mapping[str, str]) -> Plan:
     made = Plan(settings, folder, redis_url, redis_port, base)
     facts = {"consumers": settings.consumers, "masters": settings.masters, "port": settings.port, "redis_port": redis_port}
     whole = environment(base, folder, stop_seconds=made.stop_seconds, **facts)  # type: ignore[arg-type]
-    check_programs(whole)
+    check_programs(whole, check=check)
     return Plan(settings, folder, redis_url, redis_port, whole)
 
 

@@ -6,10 +6,13 @@ that the programs will get: what is found there is what they would find.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -22,6 +25,7 @@ _SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings
 #: What is only known of each program at its start, or checked below.
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
 #: Who runs several programs sets these for each of them.
+_STEP_S = 0.1
 _OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "health_url", "master_urls"})
 
 
@@ -57,15 +61,45 @@ def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def check_programs(environ: Mapping[str, str], folder: Path | None = None) -> None:
+def check_programs(environ: Mapping[str, str], folder: Path | None = None, check: Callable[[], None] = lambda: None) -> None:
     """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this environment, and in this
-    folder (None: the current one)."""
-    done = subprocess.run(
-        [*command_line(), "preflight"], env=dict(environ), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    folder (None: the current one). ``check`` is called all the time and may raise, which ends the check."""
+    process = subprocess.Popen(
+        [*command_line(), "preflight"],
+        env=dict(environ),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).removeprefix("usher: ")
-        raise StartRefused(said or f"the check of settings and handler ended with exit code {done.returncode}")
+    with process:
+        try:
+            out, err = _said(process, check)
+        finally:  # and what the handler's module has started with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    code = process.returncode
+    if code:
+        how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}, while USHER_HANDLER was imported"
+        raise StartRefused((err or out).removeprefix("usher: ") or f"the check of settings and handler ended {how}")
+
+
+def _said(process: subprocess.Popen[bytes], check: Callable[[], None]) -> tuple[str, str]:
+    """What it wrote until its end. Not until nobody can write any more: a handler's module may have started what lives on, with these pipes."""
+    said: tuple[bytes | None, bytes | None] = (None, None)
+    while True:
+        ended = process.poll() is not None  # asked first: what it wrote is there then
+        try:
+            said = process.communicate(timeout=_STEP_S)
+            break
+        except subprocess.TimeoutExpired as waiting:
+            said = (waiting.stdout, waiting.stderr)
+            if ended:
+                break
+        check()
+    out, err = ((text or b"").decode(errors="replace").strip() for text in said)
+    return out, err
 
 
 @click.command()
@@ -81,3 +115,5 @@ def preflight() -> None:
         importlib.import_module("consumer.handlers").load_handler(handler)
     except SystemExit as ended:
         raise HandlerUnusable(f"USHER_HANDLER={handler}: its module ends the program (exit code {ended.code}) when it is imported") from ended
+    sys.stdout.flush()
+    os._exit(0)  # a thread that the module has started would be waited for

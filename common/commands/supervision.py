@@ -12,12 +12,14 @@ import ctypes
 import hashlib
 import io
 import os
+import resource
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import xmlrpc.client
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ _POLL_S = 0.1
 #: After the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
 _OTHERS_STOP_S = 2 * 20 + 5
 _TERM_WAIT_S = 5.0
+#: What is shown of what it said when it did not start.
+_LAST_LINES, _LONGEST_WORDS = 5, 2000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -122,8 +126,7 @@ class Supervision:
         deadline_s = time.monotonic() + ready_within_s
         while self.states_or_none() is None:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
-                said = (self.logs / "supervisord.out").read_text(errors="replace").strip()
-                raise StartRefused(f"supervisord did not start: {said or 'it said nothing'}")
+                raise StartRefused(_why((self.logs / "supervisord.out").read_text(errors="replace")))
             time.sleep(_POLL_S / 2)
 
     def start_group(self, group: str) -> None:
@@ -235,6 +238,15 @@ def _control_socket(state_folder: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
 
 
+def _why(said: str) -> str:
+    """Why supervisord did not start, of what it said."""
+    if "minfds" in said:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"supervisord needs 1024 open files, and {soft} are allowed here: raise it (`ulimit -n 1024`; LimitNOFILE= of a systemd unit)"
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("For help, use ")]
+    return "supervisord did not start: " + ("\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing")
+
+
 def longest_stop_s(stop_seconds: float) -> float:
     """Time in which supervisord has ended all of its programs, of which consumers have ``stop_seconds``."""
     return stop_seconds + _OTHERS_STOP_S
@@ -259,6 +271,7 @@ def supervisord(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # gone before we asked
             sys.exit(1)
+    warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would answer nobody
     sys.stderr = _Unfailing(sys.stderr)
     supervisord_main(["--silent", "-c", str(CONFIGURATION)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -40,8 +42,8 @@ def up(flags: dict[str, Any]) -> None:
         click.echo("usher: checking settings, ports and handler", err=True)
         try:
             _let_end(settings, stop)
-            made = plan(settings, os.environ)
-        except StartRefused:
+            made = plan(settings, os.environ, stop.check)
+        except (StartRefused, StopAsked):
             if stop.asked:  # the checks end early because of it
                 sys.exit(_asked_code(stop))
             raise
@@ -74,7 +76,7 @@ def _run(made: Plan, stop: StopRequest) -> int:
         running.start()
         start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
         _show(relay)
-        click.echo(_summary(made))
+        _tell(_summary(made))
         _watch_until_asked(made, running, relay, stop)
     except StopAsked:
         pass
@@ -103,21 +105,33 @@ def _watch_until_asked(made: Plan, running: Supervision, relay: Relay, stop: Sto
 
 
 def _stop(running: Supervision, relay: Relay, stop: StopRequest) -> None:
-    """Drain and end everything while the logs go on; asked once more, end it at once."""
-    click.echo("usher: stopping; running handlers may finish (Ctrl-C again to kill)", err=True)
+    """Drain and end everything while the logs go on, where they still can be seen; asked once more, end it at once."""
 
     def hurry() -> bool:
-        _show(relay)
+        with contextlib.suppress(OSError):
+            _show(relay)
         return stop.insists
 
+    with contextlib.suppress(OSError):
+        click.echo("usher: stopping; running handlers may finish (Ctrl-C again to kill)", err=True)
     running.stop(hurry)
-    _show(relay)
-    click.echo("usher: everything has stopped", err=True)
+    hurry()
+    with contextlib.suppress(OSError):
+        click.echo("usher: everything has stopped", err=True)
 
 
 def _show(relay: Relay) -> None:
     for line in relay.lines():
+        _tell(line)
+
+
+def _tell(line: str) -> None:
+    """Nothing stops because the disk is full on which this output lies: the logs are files too."""
+    try:
         click.echo(line)
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC:
+            raise
 
 
 def _summary(made: Plan) -> str:

@@ -25,6 +25,8 @@ from common.settings import CommonSettings, load
 from master.dead_letters import DeadLetters
 from master.status import StatusReader
 
+#: A width at which nothing is folded.
+_UNFOLDED = 10_000
 #: Characters of a text that is folded, in which it can still be read.
 _READABLE = 28
 #: Colours of the states of consumers and tickets.
@@ -153,4 +155,6 @@ def way_out(row: dict[str, Any]) -> str | None:
 
 
 def console() -> Console:
-    return Console(highlight=False, emoji=False)
+    """Where no terminal is, no word is folded: whoever keeps the output, or searches it, finds it in one piece."""
+    shown = Console(highlight=False, emoji=False)
+    return shown if shown.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, emoji=False, width=_UNFOLDED)

@@ -50,6 +50,7 @@ def test_of_a_letter_its_id_its_ticket_and_its_error_win_where_there_is_no_room_
     wide = shown(world, "dead", "list", columns="140").output
     assert {letter, _TICKET.decode(), _ID.decode(), "skip"} <= set(wide.split())
     assert {letter, _ID.decode(), "skip"} <= set(shown(world, "dead", "list", columns=None).output.split()), "who keeps the output wants all"
+    assert "gave_up: ValueError: x" in shown(world, "dead", "list", columns=None).output, "or searches it, for words in one piece"
 
 
 def test_executions_are_read_at_a_glance(world: World) -> None:

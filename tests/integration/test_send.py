@@ -108,3 +108,9 @@ def test_a_lost_reply_is_unknown_and_not_sent_again(redis_url: str, link: Link) 
         through.close()
     assert (sender.accepted, sender.unknown) == (2, 3)
     assert link.call("XLEN", STREAM) == 5
+
+
+def test_a_closed_standard_input_is_told(redis_url: str) -> None:
+    words = [sys.executable, str(ROOT / "common" / "launch.py"), "send", "--redis-url", redis_url, "--csv", "-", "--key", "id"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *words], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "usher: --csv: standard input is closed")

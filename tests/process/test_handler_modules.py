@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from common.commands.preflight import check_programs
+from common.commands.signals import StopAsked
+from common.errors import StartRefused
 from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
-from tests.process.machine import USHER, environ_for
+from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until, words_of
 
 pytestmark = pytest.mark.process
 
@@ -75,3 +78,37 @@ def test_a_module_that_cannot_be_imported_is_told_before_anything_starts(folder:
     line = done.stderr.splitlines()[-1]
     assert line.startswith(f"usher consumer: USHER_HANDLER={module}:handle")
     assert says in line
+
+
+@pytest.mark.parametrize("left", ["threading.Thread(target=time.sleep, args=(60,)).start()", "subprocess.Popen(['sleep', '60'])"])
+def test_what_a_module_leaves_behind_at_its_import_is_not_waited_for_by_the_check(folder: Path, left: str) -> None:
+    (folder / "leaving.py").write_text(f"import subprocess, threading, time\n{left}\ndef handle(message): ...\n")
+    check_programs(environ_for(folder, USHER_HANDLER="leaving:handle"), folder)
+    until(lambda: not processes_of(folder), 10, "nothing of the check is left")
+
+
+def test_what_a_module_forks_at_its_import_is_not_waited_for_by_the_consumer(folder: Path, link: Link) -> None:
+    (folder / "forks.py").write_text("import os, time\nif os.fork() == 0:\n    time.sleep(30)\n    os._exit(0)\ndef handle(message): ...\n")
+    began_s = time.monotonic()
+    with Crew(folder, link.url) as crew:
+        crew.start(1, ["c1"], "forks:handle")
+        assert time.monotonic() - began_s < 25
+        kill_all_of(folder)
+
+
+def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path) -> None:
+    (folder / "slow.py").write_text("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\n")
+
+    def asked() -> None:
+        if any("preflight" in words_of(process) for process in processes_of(folder)):
+            raise StopAsked
+
+    with pytest.raises(StopAsked):
+        check_programs(environ_for(folder, USHER_HANDLER="slow:handle"), folder, asked)
+    until(lambda: not processes_of(folder), 10, "the check has ended")
+
+
+def test_a_module_that_is_killed_at_its_import_is_named(folder: Path) -> None:
+    (folder / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    with pytest.raises(StartRefused, match="ended by SIGKILL, while USHER_HANDLER was imported"):
+        check_programs(environ_for(folder, USHER_HANDLER="killed:handle"), folder)

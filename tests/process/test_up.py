@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -202,6 +203,8 @@ def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, whe
         (["--redis-url", "redis://:hush@127.0.0.1:1/0"], {}, "USHER_REDIS_URL"),
         (["--redis-url", "http://127.0.0.1"], {}, "USHER_REDIS_URL"),
         (["--state-dir", "/proc/nothing"], {}, "USHER_STATE_DIR"),
+        (["--state-dir", "50%"], {}, "USHER_STATE_DIR: supervisord cannot use a folder with % in its name"),
+        (["--state-dir", "~nobody-has-this-name/usher"], {}, "USHER_STATE_DIR: ~nobody-has-this-name/usher cannot be used"),
         (["--redis-server", "nowhere"], {}, "USHER_REDIS_SERVER: there is no program 'nowhere'"),
     ],
 )
@@ -336,3 +339,48 @@ def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
         finally:
             kill_all_of(folder)
             supervisord.wait(10)
+
+
+def test_too_few_open_files_are_told_with_what_to_do(folder: Path) -> None:
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    script = 'ulimit -n 64; (ulimit -n 1024) 2>/dev/null && exit 77; exec "$@"'
+    done = subprocess.run(["sh", "-c", script, "sh", *USHER, "up"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode == 77:
+        pytest.skip("this user may raise it again, and supervisord does")
+    assert done.returncode == 2
+    assert "supervisord needs 1024 open files, and 64 are allowed here: raise it (`ulimit -n 1024`" in done.stderr
+
+
+def test_warnings_that_are_errors_are_those_of_the_programs(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "1", PYTHONWARNINGS="error") as up:
+        assert up.end(signal.SIGTERM) == 0
+
+
+def test_a_full_disk_behind_the_output_stops_nothing(folder: Path) -> None:
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    with Path("/dev/full").open("w") as full, subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=full, stderr=subprocess.PIPE) as up:
+        try:
+            until(lambda: (folder / "state" / "logs" / "consumer-2.log").exists(), 60, "all is started")
+            time.sleep(3)
+            assert up.poll() is None
+            assert subprocess.run([*USHER, "send", "--ticket", "42"], env=env, cwd=folder, check=False, timeout=20).returncode == 0
+            up.send_signal(signal.SIGTERM)
+            _, told = up.communicate(timeout=60)
+            assert b"everything has stopped" in told
+        finally:
+            kill_all_of(folder)
+
+
+def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> None:
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    with subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
+        try:
+            assert up.stdout is not None and up.stderr is not None
+            assert any(line.startswith(b"Usher is up.") for line in up.stdout)
+            up.stdout.close()
+            assert subprocess.run([*USHER, "send", "--ticket", "42"], env=env, cwd=folder, check=False, timeout=20).returncode == 0
+            assert b"everything has stopped" in up.stderr.read()
+            assert up.wait(60) == 1
+            assert not processes_of(folder)
+        finally:
+            kill_all_of(folder)

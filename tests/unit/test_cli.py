@@ -277,3 +277,9 @@ def test_a_program_that_nobody_gave_a_webhook_does_not_carry_requests(program: s
     """Four MiB of each process, which it would never use."""
     code = f"import sys, {program}.__main__; sys.exit('requests' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-m", "common.cli", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"usher: the disk on which it writes, or to which its output goes, is full\n")
