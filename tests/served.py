@@ -32,7 +32,7 @@ class Running:
         self._family = [psutil.Process(self.process.pid)]
 
     def records(self, action: str) -> list[dict[str, Any]]:
-        lines = self._log.read_text().splitlines()
+        lines = self._log.read_text().rpartition("\n")[0].splitlines()  # the last one may be half written
         return [found for found in (json.loads(line) for line in lines if line.startswith("{")) if found["action"] == action]
 
     def wait_for(self, action: str, count: int = 1) -> dict[str, Any]:
