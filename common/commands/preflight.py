@@ -24,8 +24,9 @@ from common.settings import CommonSettings, load, name_of
 _SETTINGS = ("master.settings:MasterSettings", "master.settings:StreamerSettings", "consumer.settings:ConsumerSettings")
 #: What is only known of each program at its start, or checked below.
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
-#: Who runs several programs sets these for each of them.
+#: How often it is looked whether the check has ended, or shall end.
 _STEP_S = 0.1
+#: Who runs several programs sets these for each of them.
 _OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "health_url", "master_urls"})
 
 
