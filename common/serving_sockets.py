@@ -22,6 +22,8 @@ _PIECE = 8192
 #: Linux: how many bytes the other side has not been sent yet, and a bound of those below which a connection counts as ready for more; the usual one.
 _SIOCOUTQNSD = 0x894B
 _ALL_SENT, _USUAL = 1, 0
+#: Linux: the state of a connection that was reset.
+_TCP_CLOSE = 7
 #: Not now; over TLS it has other names.
 LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -57,6 +59,14 @@ class Deadlined(socket.socket):
         finally:
             self.settimeout(WRITE_S)
 
+    def setblocking(self, flag: bool, /) -> None:
+        """A thread waits for no write longer than that, whether it has read before or not."""
+        self.settimeout(WRITE_S if flag else 0.0)
+
+    def is_endless(self) -> bool:
+        """Whether what has come of a head is more than any may have."""
+        return len(self.early) > _MOST_BYTES and b"\r\n\r\n" not in self.early
+
     def has_head(self) -> bool:
         """Read what has come, without a wait. Whether a thread would not have to wait either: a head is there, or nothing more will come."""
         while not _can_be_judged(self.early):
@@ -72,11 +82,13 @@ class Deadlined(socket.socket):
         return True
 
     def is_stuck(self) -> bool:
-        """Whether the other side has yet to take what was written: then it is ready for writing no sooner than it has."""
+        """Whether the other side has yet to take what was written: then it is ready for writing no sooner. Raises OSError when it is gone."""
         try:
             unsent = int.from_bytes(fcntl.ioctl(self.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder) > 0
         except OSError:  # not Linux, or a sandbox that does not know the question: a thread may have to wait for it then
             return False
+        if unsent and self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            raise ConnectionResetError  # what is unsent stays so, and it is always "ready"
         if unsent != self.was_stuck:
             self.was_stuck = unsent
             self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _ALL_SENT if unsent else _USUAL)
@@ -125,8 +137,8 @@ class Waits:
             del self._late[conn]
             ready()
 
-        self._late[conn] = (ends_s, poller, late)
         poller.register(conn.sock, events, is_ready)
+        self._late[conn] = (ends_s, poller, late)
 
     def hurry(self) -> None:
         """All are late from now on."""

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent import futures
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from gunicorn.http import errors as http_errors
@@ -31,9 +31,6 @@ from gunicorn.workers.gthread import ThreadWorker
 from common.log import event
 from common.service import Ended, Service
 from common.serving_sockets import LATER, ClientSocket, Late, TlsSocket, Waits
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +193,9 @@ class HttpWorker(ThreadWorker):
             return
         if awaited:
             self._heads.add(conn, self.poller, awaited, ends_s, lambda: self._gather(conn, ends_s), lambda: self._end_late(conn))
+        elif conn.sock.is_endless():
+            self.handle_error(None, conn.sock, conn.client, http_errors.LimitRequestHeaders("all headers together"))
+            self._end(conn, graceful=True)
         elif self._in_flight >= self._bounds.in_flight:
             self._turn_away(conn)
         else:

@@ -21,7 +21,7 @@ import pytest
 import requests
 from flask import Flask, request
 
-from common import serving, serving_worker
+from common import serving, serving_sockets, serving_worker
 from common.errors import StartRefused, UsherError
 from common.log import configure, event
 from tests.served import PATIENCE_S, Running
@@ -48,6 +48,7 @@ class Program:
         self.app = Flask(__name__)
         self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
         self.app.add_url_rule("/large", "large", lambda: "x" * 100_000)
+        self.app.add_url_rule("/huge", "huge", lambda: "x" * 20_000_000)  # more than any socket takes at once
         self.app.add_url_rule("/memory", "memory", lambda: {"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold()[0]})
         self.app.add_url_rule("/slow", "slow", _slow)
         self.app.add_url_rule("/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"])
@@ -89,6 +90,7 @@ def child() -> None:
     configure("child", how.get("log_level", "info"), "json")
     serving_worker.HEAD_S = how.get("head_s", serving_worker.HEAD_S)
     serving_worker.BODY_S = how.get("body_s", serving_worker.BODY_S)
+    serving_sockets.WRITE_S = how.get("write_s", serving_sockets.WRITE_S)
     try:
         serving.serve(lambda: Program(how), how.get("bind", "127.0.0.1:0"), "child", how.get("graceful_s", 10.0))
     except StartRefused as refused:

@@ -1,0 +1,87 @@
+"""``common.serving`` and clients that read no answer, send a head without end, or go away in the middle."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.served import Running
+
+_CHILD = "from tests.integration.test_serving import child; child()"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    served = Running(tmp_path, {"write_s": 1.0}, _CHILD)
+    try:
+        yield served.wait_until_up()
+    finally:
+        served.kill()
+
+
+def _is_served_within(running: Running, seconds: float) -> bool:
+    began = time.monotonic()
+    return running.get().status_code == 200 and time.monotonic() - began < seconds
+
+
+def test_who_reads_no_large_answer_holds_a_thread_for_as_long_as_a_write_may_take(running: Running) -> None:
+    with ExitStack() as connections:
+        for _ in range(12):
+            connection = connections.enter_context(closing(running.connect()))
+            connection.sendall(b"GET /huge HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(0.2)
+        assert _is_served_within(running, 10), "twelve, on eight threads, for a second each"
+
+
+def test_a_head_without_end_is_refused_and_holds_no_thread(running: Running) -> None:
+    for endless in (b"A: " + b"x" * 13_000, b"A: b\r\n" * 2_200):
+        with ExitStack() as connections:
+            opened = [connections.enter_context(closing(running.connect())) for _ in range(12)]
+            for connection in opened:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + endless)
+            assert _is_served_within(running, 2)
+            for connection in opened:
+                assert connection.recv(4096).startswith(b"HTTP/1.1 431 ")
+
+
+def test_who_asks_on_and_on_and_is_gone_costs_nothing(running: Running) -> None:
+    worker = psutil.Process(running.worker)
+    connection = running.connect()
+    connection.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n" * 200)
+    time.sleep(1.0)  # what was written fills the buffers, and the rest waits
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()  # a reset
+    time.sleep(0.2)
+    before = sum(worker.cpu_times()[:2])
+    time.sleep(1.5)
+    assert sum(worker.cpu_times()[:2]) - before < 0.25
+    assert _is_served_within(running, 2)
+
+
+def test_heads_that_trickle_in_at_the_end_do_not_break_it(running: Running) -> None:
+    with ExitStack() as connections:
+        trickling = [connections.enter_context(closing(running.connect())) for _ in range(120)]
+        answered = [connections.enter_context(closing(running.connect())) for _ in range(4)]
+        for connection in answered:
+            connection.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(0.2)  # they have a thread each
+        running.signal(signal.SIGTERM)
+        until_s = time.monotonic() + 0.4
+        while time.monotonic() < until_s:
+            for connection in trickling:
+                try:
+                    connection.sendall(b"G")
+                except OSError:
+                    pass  # it was told 408, or has been closed
+        for connection in answered:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    assert running.ended() == 0
+    assert not running.records("web_server"), "no traceback of the server"
