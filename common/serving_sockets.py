@@ -121,9 +121,6 @@ class Waits:
     def __init__(self) -> None:
         self._late: dict[Any, tuple[float, BaseSelector, Callable[[], None]]] = {}
 
-    def __len__(self) -> int:
-        return len(self._late)
-
     @property
     def first_s(self) -> float:
         """The first deadline."""

@@ -2,7 +2,7 @@
 
 Threads of one Python process take turns at its interpreter lock, so a second CPU brings them nothing, and costs: a thread that wakes up there
 while another one holds the lock finds it taken, goes back to sleep and is woken once more. With 64 slots that wait 10 ms two of three messages meet
-this (``perf sched``), and a tenth of all CPU time goes there (``usher bench scale`` with and without ``--pin-cpu``).
+this (``perf sched``). What it costs is the difference of ``usher bench scale --consumers 1 --slots 128`` with and without ``--pin-cpu``.
 """
 
 from __future__ import annotations

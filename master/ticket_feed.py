@@ -93,7 +93,7 @@ class TicketFeed(Service):
     def has_room(self) -> bool:
         return self._sockets.has_room and not self.stopping
 
-    def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None, with_fields: bool = True) -> None:
+    def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
         """The connection gets the events of ``ticket`` from now on, and first what it has missed since ``position``."""
         follower = Follower(ticket, position, with_fields)
         follower.live = self._sockets.keep(sock, lambda: self._post("left", follower, None), lambda: self._written(follower))

@@ -151,12 +151,11 @@ def hot(
 @VOLATILE
 @JSON
 def scale(handlers: str, messages: int | None, consumers: int | None, slots: int, pin_cpu: bool, runs: int, no_aof: bool, as_json: bool) -> None:
-    settings = {"USHER_PIN_CPU": "on" if pin_cpu else "off"}
+    settings = {"USHER_PIN_CPU": "on" if pin_cpu else "off", "USHER_CONCURRENCY": str(slots)}
 
     def run() -> dict[str, Any]:
         if handlers == "compute":
             return measure_scale.computing(messages or 30_000, consumers or 2, settings, not no_aof, os.environ)
-        settings["USHER_CONCURRENCY"] = str(slots)
         return measure_scale.waiting(handlers, messages or 400_000, consumers or 4, settings, not no_aof, os.environ)
 
     shown = ("messages_per_second", "floor_per_second", "ratio")

@@ -41,7 +41,7 @@ def test_the_state_of_an_idle_ticket_is_told_though_a_reply_about_another_one_go
         for ticket, (ours, theirs) in zip((b"busy", b"idle"), ends, strict=True):
             stack.callback(theirs.close)
             theirs.setblocking(False)
-            feed.follow(ours, ticket, None)
+            feed.follow(ours, ticket, None, with_fields=True)
         with pytest.raises(ReplyUnknown):
             feed.run_once()
         assert lost
