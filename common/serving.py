@@ -10,7 +10,8 @@ SIGTERM: HTTP ends first, waits for      ``Served.stop`` begins at once, on a th
 open connections, then work ends         nobody takes a draining program for a dead one. Then idle connections are closed, none is waited for
 SIGINT, SIGQUIT, SIGHUP: work is cut     the same drain as SIGTERM; a second SIGINT or SIGQUIT shortens what is left to 2 s
 the arbiter is killed: the worker ends   the same drain, bounded by ``graceful_s`` because nobody is left to kill it
-a thread waits for slow requests         a request's head must be there in 5 s, its body in 10 s (408); who has not sent a head holds no thread
+a thread waits for slow requests         a request's head must be there in 5 s, its body in 10 s (408); who has not sent a head, and a body of up to
+                                         4 KiB, holds no thread
 errors in HTML that repeat the input     problem documents (RFC 9457) without any input, and only 4xx for what a client did wrong
 100 Continue before the program is       only when the program reads the body; a refusal comes instead of it
 asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import re
 import socket
 import ssl
 import sys
@@ -18,6 +19,9 @@ from gunicorn.http import errors as http_errors
 WRITE_S = 10.0
 #: Bytes of a request's first line, and of its head, above which it is clear what it is answered.
 _LINE_BYTES, _MOST_BYTES = 2050, 12_288
+#: Bytes of a body that has to be there, too, before a thread is asked to answer.
+SMALL_BODY = 4096
+_FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding|expect):[ \t]*0*([0-9]{0,5})", re.IGNORECASE)
 _PIECE = 8192
 #: Linux: how many bytes the other side has not been sent yet, and a bound of those below which a connection counts as ready for more; the usual one.
 _SIOCOUTQNSD = 0x894B
@@ -67,8 +71,14 @@ class Deadlined(socket.socket):
         """Whether what has come of a head is more than any may have."""
         return len(self.early) > _MOST_BYTES and b"\r\n\r\n" not in self.early
 
-    def has_head(self) -> bool:
-        """Read what has come, without a wait. Whether a thread would not have to wait either: a head is there, or nothing more will come."""
+    def take_ahead(self) -> bytes:
+        """What was read of the next request: no poller tells of it any more."""
+        ahead, self.early = self.early, b""
+        return ahead
+
+    def has_request(self) -> bool:
+        """Read what has come, without a wait. Whether a thread would not have to wait either: a head and its small body are there, or nothing more
+        will come."""
         while not _can_be_judged(self.early):
             try:
                 read = super().recv(_PIECE)
@@ -102,17 +112,41 @@ class ClientSocket(Deadlined):
 class TlsSocket(Deadlined, ssl.SSLSocket):  # type: ignore[misc]
     """One over TLS."""
 
+    def take_ahead(self) -> bytes:
+        ahead = super().take_ahead()
+        return ahead + self.recv(self.pending()) if self.pending() else ahead
 
-def _can_be_judged(head: bytes) -> bool:
-    """Whether it is a whole head, or one that is refused whatever follows.
 
-    >>> [_can_be_judged(head) for head in (b"", b"G", b"GET / HTTP/1.1\\r\\nHost:", b"GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\nbody")]
+def _can_be_judged(come: bytes) -> bool:
+    """Whether it is a whole head with its small body, or one that is refused whatever follows.
+
+    >>> [_can_be_judged(come) for come in (b"", b"G", b"GET / HTTP/1.1\\r\\nHost:", b"GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\nbody")]
     [False, False, False, True]
-    >>> [_can_be_judged(head) for head in (b"GET / HTTP/1.1\\n", b"G" * 2051)]
+    >>> [_can_be_judged(come) for come in (b"GET / HTTP/1.1\\n", b"G" * 2051)]
     [True, True]
+    >>> [_can_be_judged(b"POST / HTTP/1.1\\r\\nContent-Length: 3\\r\\n\\r\\n" + body) for body in (b"a\\n", b"abc")]
+    [False, True]
     """
-    lines = head.count(b"\r\n")
-    return b"\r\n\r\n" in head or head.count(b"\n") != lines or len(head) > (_MOST_BYTES if lines else _LINE_BYTES)
+    head, end, body = come.partition(b"\r\n\r\n")
+    if end:
+        return len(body) >= _small_body(head)
+    lines = come.count(b"\r\n")
+    return come.count(b"\n") != lines or len(come) > (_MOST_BYTES if lines else _LINE_BYTES)
+
+
+def _small_body(head: bytes) -> int:
+    """How long a small body will be. 0: there is none, or only a thread may wait for it.
+
+    >>> [_small_body(b"POST / HTTP/1.1\\r\\n" + lines) for lines in (b"Host: a", b"content-length:004096", b"Content-Length: 4097")]
+    [0, 4096, 0]
+    >>> [_small_body(b"POST / HTTP/1.1\\r\\nContent-Length: 1\\r\\n" + line) for line in (b"Expect: 100-continue", b"Content-Length: 2")]
+    [0, 0]
+    """
+    framing = _FRAMING.findall(head)
+    if len(framing) != 1 or framing[0][0].lower() != b"content-length":
+        return 0
+    length = int(framing[0][1] or 0)
+    return length if length <= SMALL_BODY else 0
 
 
 class Waits:

@@ -179,8 +179,9 @@ class HttpWorker(ThreadWorker):
         self.pending_conns.append(conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, functools.partial(self.on_pending_socket_readable, conn))
 
-    def _gather(self, conn: Any, ends_s: float) -> None:
-        """Give the connection to a thread, once it has a request's head to answer: whoever sends one byte of it would else hold that thread."""
+    def _gather(self, conn: Any, ends_s: float, in_head: bool = True) -> None:
+        """Give the connection to a thread, once it has a request's head to answer, and its body if that is small: whoever sends one byte of it
+        would else hold that thread."""
         try:
             conn.sock.setblocking(False)
             awaited = self._awaited(conn)
@@ -192,7 +193,9 @@ class HttpWorker(ThreadWorker):
             self._end(conn)  # gone
             return
         if awaited:
-            self._heads.add(conn, self.poller, awaited, ends_s, lambda: self._gather(conn, ends_s), lambda: self._end_late(conn))
+            if in_head and awaited == selectors.EVENT_READ and b"\r\n\r\n" in conn.sock.early:
+                in_head, ends_s = False, time.monotonic() + BODY_S
+            self._heads.add(conn, self.poller, awaited, ends_s, lambda: self._gather(conn, ends_s, in_head), lambda: self._end_late(conn))
         elif conn.sock.is_endless():
             self.handle_error(None, conn.sock, conn.client, http_errors.LimitRequestHeaders("all headers together"))
             self._end(conn, graceful=True)
@@ -216,7 +219,7 @@ class HttpWorker(ThreadWorker):
                     return selectors.EVENT_WRITE
             conn.initialized, conn.parser = True, get_parser(self.cfg, conn.sock, conn.client)
         conn.sock.early = conn.parser.unreader.take_buffered() + conn.sock.early
-        if not conn.sock.has_head():
+        if not conn.sock.has_request():
             return selectors.EVENT_READ
         return selectors.EVENT_WRITE if conn.sock.is_stuck() else 0
 
@@ -300,8 +303,8 @@ class HttpWorker(ThreadWorker):
             conn.sock.deadline_s = None
         if kept is False and conn.sock.keeper is not None:
             _give_away(conn)
-        if kept and conn.sock.early:  # gunicorn looks only there for what came behind this request
-            conn.parser.unreader.unread(conn.parser.unreader.take_buffered() + conn.sock.recv(len(conn.sock.early)))
+        if kept:  # gunicorn looks only there for what came behind this request
+            conn.parser.unreader.unread(conn.parser.unreader.take_buffered() + conn.sock.take_ahead())
         return kept
 
     def _keepalive_after(self, conn: Any, keepalive: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from tests.served import Running
+from tests.tls_front import Papers
 
 _CHILD = "from tests.integration.test_serving import child; child()"
 
@@ -50,6 +52,39 @@ def test_a_head_without_end_is_refused_and_holds_no_thread(running: Running) -> 
             assert _is_served_within(running, 2)
             for connection in opened:
                 assert connection.recv(4096).startswith(b"HTTP/1.1 431 ")
+
+
+def test_half_a_small_body_holds_no_thread(running: Running) -> None:
+    post = b"POST /read HTTP/1.1\r\nHost: a\r\ncontent-length:\t012\r\n\r\n"
+    with ExitStack() as connections:
+        opened = [connections.enter_context(closing(running.connect())) for _ in range(12)]
+        for connection in opened:
+            connection.sendall(post + b"one\ntwo\n")
+        time.sleep(0.2)
+        assert _is_served_within(running, 2)
+        for connection in opened:
+            connection.sendall(b"four" + post.replace(b"012", b"4") + b"more")  # what comes behind a body is not lost
+            got = b""
+            while got.count(b"}\n") < 2:
+                got += connection.recv(4096)
+            assert b'{"length":12}' in got and b'{"length":4}' in got
+
+
+def test_the_next_request_that_came_with_a_body_over_tls_is_answered_at_once(tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    running = Running(tmp_path, {"cert": str(papers.cert), "key": str(papers.key)}, _CHILD)
+    try:
+        context = ssl.create_default_context(cafile=papers.ca)
+        connection = context.wrap_socket(running.wait_until_up().connect(), server_hostname="localhost")
+        with closing(connection):
+            connection.sendall(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 9000\r\n\r\n")
+            connection.sendall(b"b" * 9000 + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")  # one TLS record
+            began = time.monotonic()
+            answered = connection.makefile("rb").read()
+        assert answered.count(b"HTTP/1.1 200") == 2
+        assert time.monotonic() - began < 5, "a poller does not see what is decrypted already"
+    finally:
+        running.kill()
 
 
 def test_who_asks_on_and_on_and_is_gone_costs_nothing(running: Running) -> None:

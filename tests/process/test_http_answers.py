@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,7 +314,7 @@ def test_the_token_of_a_flood_of_registrations_is_429_and_no_other(system: Syste
 def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(system: System) -> None:
     """Heads that do not end in 5 s and bodies that do not in 10 s. 6.1 has 64 in flight as bound; ours is USHER_REQUESTS_IN_FLIGHT."""
     with contextlib.ExitStack() as stack:
-        half_head, half_body = _get()(system)[:-10], _raw(b"Content-Length: 10\r\n")(system)
+        half_head, half_body = _get()(system)[:-10], _raw(b"Transfer-Encoding: chunked\r\n", b"5\r\n{}")(system)
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)) for _ in range(_IN_FLIGHT)]
         for connection in slow:
             connection.sendall(half_body)
@@ -328,7 +329,7 @@ def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(syst
             assert late.headers["Connection"] == "close"
 
 
-_LOG_IN = b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 10\r\n\r\n"
+_LOG_IN = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 10\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -344,6 +345,24 @@ def test_strangers_that_take_their_time_hold_up_nobody(system: System, half: byt
         for _ in range(3 * _IN_FLIGHT):
             stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)).sendall(half)
         until(lambda: _refused(system.leader) is None, 2, "it answers")
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        pytest.param(_LOG_IN, id="a length"),
+        pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked"), id="chunks"),
+        pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Content-Length: 10\r\nExpect: 100-continue"), id="when told to go on"),
+    ],
+)
+def test_log_ins_that_trickle_in_keep_nobody_from_logging_in(system: System, half: bytes) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * _IN_FLIGHT):
+            stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)).sendall(half)
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert _send(system.leader, _LOG_IN + b"token=view").status == 403, "nobody has that token, and it was looked at"
+        assert time.monotonic() - began < 2
 
 
 def _refused(port: int) -> Answer | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import threading
 from importlib import resources
 from typing import Any
 
@@ -39,8 +38,6 @@ _NAV = (
     ("actions", "/actions", "Actions"),
 )
 _LOGIN = "/login"
-#: Log-ins that are read at a time: everybody may send one, and as slowly as any body.
-_LOGINS = 2
 
 
 def add_pages(app: Flask, port: PagePort) -> None:
@@ -112,17 +109,13 @@ def _add_login(site: Blueprint) -> None:
             return redirect(wanted, 303)
         return make_response(render_template("login.html", page="login", next=wanted))
 
-    reading = threading.BoundedSemaphore(_LOGINS)
-
     @site.post(_LOGIN)
     @needs(Role.ANYBODY)
     def login() -> AnyResponse:
-        if not reading.acquire(blocking=False):
-            raise Problem(503, "too_many_logins", "others are logging in; try again", headers={"Retry-After": "1"}, close=True)
-        try:
-            form = request.form
-        finally:
-            reading.release()
+        if request.content_length is None or "Expect" in request.headers:
+            # Everybody may send one. Of this length (MAX_CONTENT_LENGTH) its body is there by now, and holds no thread; chunks would be waited for.
+            raise Problem(411, detail="send a Content-Length, and the form with it", close=True)
+        form = request.form
         wanted = local_path(form.get("next", "/"))
         response: AnyResponse = redirect(wanted, 303)
         if doorman().sign_in(form.get("token", ""), response) is None:
