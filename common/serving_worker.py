@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import ipaddress
 import logging
@@ -44,6 +45,8 @@ _PIECES = 16
 CALM_S = 5.0
 #: Bytes of all headers of a request together.
 HEAD_BYTES = 8190
+#: The process, or the machine, has no descriptors or no memory for one more connection; and seconds until the next try.
+_NO_ROOM, _NO_ROOM_S = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), 0.05
 #: The signals that end a program, all in the same way.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
@@ -164,6 +167,16 @@ class HttpWorker(ThreadWorker):
         return False
 
     # -- connections
+
+    def accept(self, listener: Any) -> None:
+        try:
+            super().accept(listener)
+        except OSError as trouble:
+            if trouble.errno not in _NO_ROOM:
+                raise
+            # That would end the process and all its work. Whoever waits to be taken in wakes the loop again at once, so it must not be in a hurry.
+            event(log, "connection_not_accepted", level=logging.WARNING, problem=trouble.strerror)
+            time.sleep(_NO_ROOM_S)
 
     def enqueue_req(self, conn: Any) -> None:
         if conn.initialized or conn.data_ready:

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -92,6 +93,8 @@ def child() -> None:
     serving_worker.HEAD_S = how.get("head_s", serving_worker.HEAD_S)
     serving_worker.BODY_S = how.get("body_s", serving_worker.BODY_S)
     serving_sockets.WRITE_S = how.get("write_s", serving_sockets.WRITE_S)
+    if "files" in how:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (how["files"], how["files"]))
     certificate = Certificate(Path(how["cert"]), Path(how["key"])) if "cert" in how else Certificate()
     try:
         serving.serve(lambda: Program(how), how.get("bind", "127.0.0.1:0"), "child", how.get("graceful_s", 10.0), certificate=certificate)

@@ -101,6 +101,20 @@ def test_who_asks_on_and_on_and_is_gone_costs_nothing(running: Running) -> None:
     assert _is_served_within(running, 2)
 
 
+def test_more_connections_than_there_are_descriptors_end_nothing(tmp_path: Path) -> None:
+    running = Running(tmp_path, {"files": 40}, _CHILD)
+    try:
+        worker = running.wait_until_up().worker
+        with ExitStack() as connections:
+            for _ in range(60):
+                connections.enter_context(closing(running.connect()))
+            running.wait_for("connection_not_accepted")
+        assert _is_served_within(running, 5)
+        assert running.worker == worker, "it still is the one that began: its work did not end"
+    finally:
+        running.kill()
+
+
 def test_heads_that_trickle_in_at_the_end_do_not_break_it(running: Running) -> None:
     with ExitStack() as connections:
         trickling = [connections.enter_context(closing(running.connect())) for _ in range(120)]
