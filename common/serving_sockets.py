@@ -17,6 +17,8 @@ from gunicorn.http import errors as http_errors
 
 #: Seconds one write may take.
 WRITE_S = 10.0
+#: Room that is asked for, for an answer above some bytes: the system doubles it for its own use, and often allows 208 KiB.
+_ROOM, _ABOVE = 262_144, 4096
 #: Bytes of a request's first line, and of its head, above which it is clear what it is answered.
 _LINE_BYTES, _MOST_BYTES = 2050, 12_288
 #: Bytes of a body that has to be there, too, before a thread is asked to answer.
@@ -62,6 +64,12 @@ class Deadlined(socket.socket):
             raise Late from None
         finally:
             self.settimeout(WRITE_S)
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        """What the system keeps holds no thread, whoever reads it. Over a network it has room for 13 to 70 KB by itself, until it knows how fast."""
+        if len(data) > _ABOVE and self.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < 2 * _ROOM:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+        super().sendall(data, flags)
 
     def setblocking(self, flag: bool, /) -> None:
         """A thread waits for no write longer than that, whether it has read before or not."""

@@ -43,6 +43,23 @@ def test_who_reads_no_large_answer_holds_a_thread_for_as_long_as_a_write_may_tak
         assert _is_served_within(running, 10), "twelve, on eight threads, for a second each"
 
 
+def test_who_reads_no_answer_over_small_segments_holds_no_thread(tmp_path: Path) -> None:
+    running = Running(tmp_path, {}, _CHILD)
+    try:
+        port = running.wait_until_up().port
+        with ExitStack() as connections:
+            for _ in range(12):
+                connection = connections.enter_context(closing(socket.socket()))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # loopback's are larger, and with them the server's buffers
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+                connection.connect(("127.0.0.1", port))
+                connection.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+            time.sleep(0.2)
+            assert _is_served_within(running, 2)
+    finally:
+        running.kill()
+
+
 def test_a_head_without_end_is_refused_and_holds_no_thread(running: Running) -> None:
     for endless in (b"A: " + b"x" * 13_000, b"A: b\r\n" * 2_200):
         with ExitStack() as connections:
