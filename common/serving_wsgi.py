@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 
 class _Input:
-    """``wsgi.input``: says 100 Continue when the program wants the body, and speaks in OSErrors (TimeoutError: it came too slowly)."""
+    """``wsgi.input``: says 100 Continue when the program wants the body, and speaks in OSErrors (TimeoutError: it came too slowly). A body that was
+    cut short is none: half a form may say something else."""
 
     def __init__(self, environ: WSGIEnvironment) -> None:
         self._body = environ["wsgi.input"]
         self._connection = environ["gunicorn.socket"]
+        self._left = int(environ.get("CONTENT_LENGTH") or 0)
         self.awaited = environ.get("HTTP_EXPECT", "").lower() == "100-continue" and environ["SERVER_PROTOCOL"] == "HTTP/1.1"
 
     def read(self, size: int = -1) -> bytes:
@@ -33,6 +35,10 @@ class _Input:
             raise TimeoutError("the body did not arrive in time") from late
         except http_errors.ParseException as wrong:
             raise OSError("the body is not framed as HTTP wants it") from wrong
+        awaited = self._left if size < 0 else min(size, self._left)
+        if len(data) < awaited:
+            raise OSError("the body is shorter than its Content-Length")
+        self._left -= awaited
         return data
 
 

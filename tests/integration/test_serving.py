@@ -54,6 +54,8 @@ class Program:
         self.app.add_url_rule("/memory", "memory", lambda: {"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold()[0]})
         self.app.add_url_rule("/slow", "slow", _slow)
         self.app.add_url_rule("/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"])
+        self.app.config["MAX_CONTENT_LENGTH"] = 10_000  # of forms
+        self.app.add_url_rule("/form", "form", lambda: dict(request.form), methods=["POST"])
         self.app.add_url_rule("/refuse", "refuse", lambda: ("", 413), methods=["POST"])
         self.app.add_url_rule("/leave", "leave", _leave)
 

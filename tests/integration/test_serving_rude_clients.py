@@ -87,6 +87,16 @@ def test_half_a_small_body_holds_no_thread(running: Running) -> None:
             assert b'{"length":12}' in got and b'{"length":4}' in got
 
 
+@pytest.mark.parametrize("length", [30, 5000], ids=["small", "large"])
+def test_half_a_form_is_none(running: Running, length: int) -> None:
+    with closing(running.connect()) as connection:
+        kind = "Content-Type: application/x-www-form-urlencoded"
+        connection.sendall(f"POST /form HTTP/1.1\r\nHost: a\r\n{kind}\r\nContent-Length: {length}\r\n\r\naction=pause&ticket=T-12".encode())
+        connection.shutdown(socket.SHUT_WR)
+        answered = connection.makefile("rb").read()
+    assert answered.startswith(b"HTTP/1.1 400"), "who meant T-1234 does not pause T-12"
+
+
 def test_the_next_request_that_came_with_a_body_over_tls_is_answered_at_once(tmp_path: Path) -> None:
     papers = Papers(tmp_path)
     running = Running(tmp_path, {"cert": str(papers.cert), "key": str(papers.key)}, _CHILD)
