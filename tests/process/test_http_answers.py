@@ -351,6 +351,7 @@ def test_strangers_that_take_their_time_hold_up_nobody(system: System, half: byt
     "half",
     [
         pytest.param(_LOG_IN, id="a length"),
+        pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Content-Length: 4096"), id="the greatest length"),
         pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked"), id="chunks"),
         pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Content-Length: 10\r\nExpect: 100-continue"), id="when told to go on"),
     ],
