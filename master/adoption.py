@@ -1,7 +1,7 @@
-"""Adoption: what a new epoch knows before it reads anything new (DESIGN 5.2). Otherwise order breaks: measured, 2 before 1.
+"""Adoption: what a new leader must know before it reads anything new; otherwise a ticket's second message may go out before its first.
 
-Memory starts empty. Living owners' tickets come from the index, what dead incarnations hold is taken back until their lists are
-empty, and all that is pending under ``master`` is taken in, in id order.
+Memory starts empty. The tickets of living owners come from the index; what dead incarnations hold is taken back until their lists are
+empty; then all that is pending under ``master`` is taken in, in id order.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from master.policy.dispatch import Board
 log = logging.getLogger(__name__)
 
 #: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
-#: ids never rings (REDIS-FACTS C1).
+#: ids never rings.
 IDLE_READ_S = 2.0
 #: So often in a row. Once it may be that an entry was deleted since it was heard of.
 _MISHEARD = 3

@@ -1,7 +1,7 @@
 """Looks at Redis that are not bulk: the facts of a stream, the names in its group, and the second look at every suspect.
 
 The first look reads for seconds while traffic flows, so what it finds are suspects. The second look asks for pending entry, index record,
-lease and body of one suspect in one script, at one moment: between two scripts of Usher all of them agree (RELIABILITY Q2), so what
+lease and body of one suspect in one script, at one moment: between two scripts of Usher all of them agree, so what
 still disagrees there is a finding, and nothing that merely moved is.
 """
 

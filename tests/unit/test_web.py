@@ -250,7 +250,7 @@ def test_a_plain_url_of_an_allowed_host_is_taken(url: str) -> None:
     parse_hosts(_HOSTS).check(url)
 
 
-#: RELIABILITY 6.2, against an allow-list that could hardly be wider.
+#: Against an allow-list that could hardly be wider.
 _CORPUS = [
     "http://127.1/",
     "http://0x7f.0.0.1/",
