@@ -42,7 +42,7 @@ from master.quiet_tickets import PAGE, QuietTickets
 from master.reader import IDLE_READ_S, Reader
 from master.recoverer import Recoverer
 from master.roster import Member
-from master.rule_work import RuleWork, glance, parked_of
+from master.rule_work import RuleWork
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +110,11 @@ class Dispatcher(Service):
 
     def glance(self, ticket: bytes) -> BoardFacts | None:
         """What memory has of a ticket, while this master leads; None: nothing. A glance from outside: it may be a moment old."""
-        return glance(self.board, ticket, now_s(), wall_ms()) if self.leads else None
+        return self.board.glance(ticket, now_s(), wall_ms()) if self.leads else None
 
     def parked_of(self, ticket: bytes) -> Parked | None:
         """How much of it memory has parked, while this master leads; None: nothing is known. A glance too."""
-        return parked_of(self.board, ticket) if self.leads else None
+        return self.board.parked_of(ticket) if self.leads else None
 
     # ---- the turn ------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from master.policy.explain_facts import BoardFacts
 from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
 from master.policy.stuck import Parked
 from master.policy.tickets import Standing
-from master.rule_work import glance, parked_of
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
 
 
@@ -229,10 +228,10 @@ class TestSlow:
             pass
         looked_for: list[bytes] = []
         monkeypatch.setattr(Board, "due_of", lambda _, ticket: looked_for.append(ticket))
-        assert {parked_of(board, name) for name in names[-5:]} == {Parked(1, True)}
-        assert parked_of(board, b"unknown") is None
+        assert {board.parked_of(name) for name in names[-5:]} == {Parked(1, True)}
+        assert board.parked_of(b"unknown") is None
         assert looked_for == []
-        assert glance(board, names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
+        assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
         assert looked_for == [names[-1]], "that is what looks through them"
 
     def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
