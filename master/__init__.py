@@ -12,7 +12,7 @@ Threads and what they own
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations
     delayed   delayed.py         adds delayed messages to the stream when they are due
-    changes   halts.py           hears of tickets and rules that others have changed, and of new consumers
+    changes   change_watch.py    hears of tickets and rules that others have changed, and of new consumers
     trim      trimming.py        cuts what no reader needs (off by default)
     gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
                                  discover (source_watch.py) and share (sharing.py)

@@ -12,8 +12,8 @@ from common.metrics import Metrics
 from common.redis_client import Link
 from common.registration import Registration
 from master import roster
+from master.change_watch import ChangeWatch
 from master.elector import Lead
-from master.halts import ChangeWatch
 from master.leading import Leading
 from master.long_leases import shorten_leases
 from master.mailbox import Changed
