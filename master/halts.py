@@ -28,10 +28,10 @@ class Halts:
                 raise ReplyUnknown("the record of a ticket that ends is another one: memory and the index differ")
             board.ended(ticket, ids, is_last)
             busy = True
-        start = board.to_gather()
+        start = board.to_read()
         if start is not None:
             page = steps.read_parked(start, _PAGE)
             usable, _ = sort_out(page.found, steps.spread)  # what is not usable was rejected when it came
-            unsure.update(board.gathered(usable, page.last))
+            unsure.update(board.was_read(usable, page.last))
             busy = True
         return busy
