@@ -13,7 +13,7 @@ from common.redis_client import Link
 from common.service import Service
 from common.stream_id import ZERO
 from common.streams import read_inbox_command
-from master.mailbox import Changed
+from master.mailbox import ChangedElsewhere
 
 #: Names read at a time.
 _NAMES = 1000
@@ -25,7 +25,9 @@ class ChangeWatch(Service):
     name = "changes"
     _BLOCK_MS = 2000
 
-    def __init__(self, link: Link, changed_key: str, tell: Callable[[Changed], object], on_registered: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, link: Link, changed_key: str, tell: Callable[[ChangedElsewhere], object], on_registered: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self._link = link
         self._key = changed_key
@@ -44,7 +46,7 @@ class ChangeWatch(Service):
         if reply:
             entries = reply[0][1]
             tickets = frozenset(fields[1] for _, fields in entries if fields[0] == b"ticket")
-            self._tell(Changed(tickets, any(fields[0] == b"rules" for _, fields in entries)))
+            self._tell(ChangedElsewhere(tickets, any(fields[0] == b"rules" for _, fields in entries)))
             if any(fields[0] == b"consumer" for _, fields in entries):
                 self._on_registered()
             self._after = entries[-1][0]

@@ -32,7 +32,7 @@ from master.intake import sort_out
 from master.leader_steps import GroupMoved, LeaderSteps, Misheard, Rejected, RulesMoved
 from master.limits import Limits
 from master.looks import NO_NEWS, News
-from master.mailbox import Changed, Posted, Report
+from master.mailbox import ChangedElsewhere, Posted, Report
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
 from master.policy.group_loss import Memory
@@ -219,15 +219,15 @@ class Dispatcher(Service):
             posted = self._mailbox.popleft()
             if isinstance(posted, Report):
                 posted.answer(self.board)
-            elif isinstance(posted, Changed):
+            elif isinstance(posted, ChangedElsewhere):
                 self._unsure.update(posted.tickets)
                 self._rules_due |= posted.rules
             else:
-                self._look_at(posted)
+                self._follow_roster(posted)
         if self._rules_due:
             self._follow_rules()
 
-    def _look_at(self, members: dict[str, Member]) -> None:
+    def _follow_roster(self, members: dict[str, Member]) -> None:
         """A new roster: consumers that came, changed, or are gone."""
         before, self._members = self._members, members
         for incarnation, member in members.items():
@@ -245,7 +245,7 @@ class Dispatcher(Service):
         assert self._steps is not None
         self._rules_due = True  # until it has worked: word of them comes once
         self._rule_work.read(self.board, self._steps)
-        self._look_at(self._members)
+        self._follow_roster(self._members)
         self._rules_due = False
 
     def _lose(self, incarnation: str) -> bool:
