@@ -48,7 +48,7 @@ from consumer.options import HandlerOptions, given
 from consumer.owner_steps import Letter, OwnerSteps
 from consumer.policy.acks import linger
 from consumer.policy.outcome import RetryPolicy
-from consumer.predecessor import Predecessor
+from consumer.predecessor import tell_of
 from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
 from consumer.settings import ConsumerSettings
@@ -222,7 +222,7 @@ class ConsumerProgram:
             return
         former = None if self._lock.is_anew else read_journal(path, self._origin())
         if former is not None:
-            Predecessor(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length).tell()
+            tell_of(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
         with contextlib.suppress(OSError):
             path.unlink()
         self._former_is_told = True
