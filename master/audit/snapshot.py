@@ -38,7 +38,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
         raise StartRefused(
             f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and the group of your masters?"
         ) from missing
-    runs, dead = _span(link, keys.runs), _span(link, keys.dead)
+    runs = _span(link, keys.runs)
     return StreamFacts(
         keys.stream,
         keys.group,
@@ -49,8 +49,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
         runs[0],
         runs[1],
         is_capped(runs[0], runs[2], run_log_length),
-        dead[0],
-        dead[1],
+        _span(link, keys.dead)[0],
     )
 
 
