@@ -355,7 +355,7 @@ class Dispatcher(Service):
         if news is None:
             return False
         if news.found:
-            usable, rejected = sort_out(news.found, self._limits.spread)
+            usable, rejected = sort_out(news.found, self._steps.spread)
             repeats, again, new = self._reader.split(usable)
             held, late = sort_again(again, self.board, self._stream)
             known = [*((ticket, entry_id) for entry_id, ticket in repeats), *held]
