@@ -249,7 +249,7 @@ class Dispatcher(Service):
         self._rules_due = False
 
     def _lose(self, incarnation: str) -> bool:
-        """Its lease has ended, as somebody saw. False: it has not; a roster that was read before it came shows none either."""
+        """Somebody saw that its lease has ended. False: it has not ended; the roster was read before the consumer came, and so it shows no lease."""
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
             lease, registered = self._link.pipeline([("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation))])
             if isinstance(lease, bytes):
@@ -360,7 +360,7 @@ class Dispatcher(Service):
             held, late = sort_again(again, self.board, self._stream)
             known = [*((ticket, entry_id) for entry_id, ticket in repeats), *held]
             known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
-            # Where some were known, none goes out before it is clear who has those: they may come before others of their ticket.
+            # If some were known already, nothing is handed over before it is clear who has them: they may belong before others of their ticket.
             plan = (self.board.plan(self._limits.batch, now_s()) if not known and not again else None) or NOTHING
             try:
                 reply = self._carry_out(plan, news)

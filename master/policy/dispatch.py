@@ -39,7 +39,8 @@ class Board(RuledHoldings):
         parked_before = self.parked
         parts: dict[str, list[Part]] = {}
         size = 0
-        bound = self._open.bound(self.in_flight + min(limit, self.parked))  # as it will be; else all but the first would be above it
+        # Of the load as it will be after this plan: by the load of now, all but the first ticket would be above the bound.
+        bound = self._open.bound(self.in_flight + min(limit, self.parked))
         while self._ready and size < limit:
             ticket = self._ready.popleft()
             ticket.queued = False
