@@ -27,7 +27,7 @@ _NOTED_MS = 3_600_000
 
 
 def tell_of(url: str, keys: Keys, former: Former, run_log_length: int) -> None:
-    """Note what it left. To do so again changes nothing. Raises what ``Link.call`` raises."""
+    """Note what it left. To do so again charges nobody twice, but the run log has it twice. Raises what ``Link.call`` raises."""
     link = Link(url, f"consumer:{former.incarnation}:last")
     try:
         noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
