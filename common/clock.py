@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-#: CLOCK_BOOTTIME counts suspend, CLOCK_MONOTONIC does not: a lease must run on while the machine sleeps (RELIABILITY B15).
+#: CLOCK_BOOTTIME counts suspend, CLOCK_MONOTONIC does not: a lease must run on while the machine sleeps.
 _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

@@ -12,7 +12,7 @@ import orjson
 
 from common.errors import MessageUndecodable
 
-#: Longest ticket id in bytes (RELIABILITY 6.1). Longer ones would travel through every index, inbox and log.
+#: Longest ticket id in bytes. Longer ones would travel through every index, inbox and log.
 LONGEST_TICKET = 256
 UID_FIELD = b"uid"
 #: No real ticket can begin with it: this byte never occurs in UTF-8.

@@ -1,7 +1,7 @@
 """Connections to Redis: bytes in and out, no retries, and errors that say whether the command happened.
 
 A ``Link`` is one connection that one thread uses. redis-py's own client is not used on purpose: it repeats commands by default (one
-``xadd`` left two entries, a lost XREADGROUP reply skipped a message: REDIS-FACTS E31) and re-shapes replies; a Link does neither.
+``xadd`` left two entries, a lost XREADGROUP reply skipped a message) and re-shapes replies; a Link does neither.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ Address = Annotated[str, AfterValidator(_address)]
 StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
-#: Also what the master accepts over HTTP (RELIABILITY 6.1).
+#: Also what the master accepts over HTTP.
 ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 

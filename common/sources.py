@@ -90,10 +90,6 @@ class Sources:
             return True
         return self._pattern is not None and self._pattern.fullmatch(key) is not None and _OWN.match(key) is None and _fits(key)
 
-    def is_listed(self, key: bytes) -> bool:
-        """Whether it is named, and not only matched by a pattern."""
-        return key in self._encoded
-
     def prefixes(self) -> tuple[bytes, ...]:
         """What the names of all sources begin with; none of these begins with another one.
 

@@ -1,4 +1,4 @@
-"""The rules of HTTP that both programs share (RELIABILITY 6.1): strict reading of JSON, problem documents, the token, health.
+"""The rules of HTTP that both programs share: strict reading of JSON, problem documents, the token, health.
 
 What gunicorn's parser refuses (framing, sizes of headers, time) never comes here; see ``common.serving_worker``.
 """

@@ -120,7 +120,7 @@ class Acker(Service):
         # Nothing waits behind a message without a ticket id, so there is nothing to halt.
         policy = SKIP if bury.reason == "body_gone" or not message.ticket_id else self.policy
         if policy != SKIP:
-            self._keeper.end(message.ticket, message.fence, message.stream_id)
+            self._keeper.close_fence(message.ticket, message.fence, message.stream_id)
         self._given_up.append(GivenUp(lane, message, bury, policy))
         self._full.set()
         self.wake()
@@ -251,7 +251,7 @@ class Acker(Service):
         if item.policy == SKIP:
             self._keeper.done([message.stream_id])
         else:
-            self._keeper.ended(message.ticket, message.fence)
+            self._keeper.fence_is_closed(message.ticket, message.fence)
         self.stale += answer is Buried.STALE
         if answer is Buried.STALE and item.policy == SKIP:
             self._keeper.forget({message.ticket: message.fence})

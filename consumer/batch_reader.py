@@ -95,12 +95,12 @@ class BatchReader(Service):
 
         What fails is read again from the same record: ``_last_record`` moves only when the lanes are filled.
         """
-        over = self._keeper.ended_fences()  # before the inbox is read
+        closed = self._keeper.closed_fences()  # before the inbox is read
         records = self._records(block_ms)
         found = len(records)
         if not records:
             self._held_up = None
-            self._keeper.forget_ended(over)
+            self._keeper.forget_closed(closed)
             self._trim()
             return 0
         named = _named(_parts(records))
@@ -115,7 +115,7 @@ class BatchReader(Service):
         added = self._fill_lanes(named, wanted, self._brought(records, wanted))
         self._last_record = records[-1].id
         if found == len(records) < _MOST_RECORDS:
-            self._keeper.forget_ended(over)
+            self._keeper.forget_closed(closed)
         self._untrimmed += len(records)
         return added
 

@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -28,7 +28,6 @@ from consumer.options import HandlerOptions, options_of
 log = logging.getLogger(__name__)
 
 Handle = Callable[[Message], Any]
-AsyncHandle = Callable[[Message], Awaitable[Any]]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class LaneKeeper:
         self._ended = 0
         self._watched = False
         self._paused = False
-        self._ended_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has said so
+        self._closed_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has said so
         self.on_ready: Callable[[], None] = lambda: None  # for a runner that cannot wait here (an event loop)
 
     # ---- reader and acker ----------------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ class LaneKeeper:
         """Messages by ticket, each in id order."""
         with self._changed:
             for ticket, messages in parts:
-                if ticket in self._ended_fences:
-                    limit = self._ended_fences[ticket][0]
+                if ticket in self._closed_fences:
+                    limit = self._closed_fences[ticket][0]
                     messages = [message for message in messages if message.fence > limit]
                 if messages:
                     self._board.add(ticket, messages)
@@ -103,32 +103,32 @@ class LaneKeeper:
             for ticket, fence in fences.items():
                 self._board.forget(ticket, fence)
 
-    def end(self, ticket: bytes, fence: int, given_up: bytes) -> None:
+    def close_fence(self, ticket: bytes, fence: int, given_up: bytes) -> None:
         """Nothing of the ticket that came under ``fence`` is ours any more, but for its lane, which is held: neither what is queued, nor what
         the inbox still names."""
         with self.lock:
             self._board.done([given_up])
             self._board.forget(ticket, fence)
-            self._ended_fences[ticket] = (fence, False)
+            self._closed_fences[ticket] = (fence, False)
 
-    def ended(self, ticket: bytes, fence: int) -> None:
+    def fence_is_closed(self, ticket: bytes, fence: int) -> None:
         """Redis hands nothing more of the ticket over under ``fence``."""
         with self.lock:
-            if self._ended_fences.get(ticket) == (fence, False):
-                self._ended_fences[ticket] = (fence, True)
+            if self._closed_fences.get(ticket) == (fence, False):
+                self._closed_fences[ticket] = (fence, True)
 
-    def ended_fences(self) -> list[tuple[bytes, int]]:
-        """Those of which the inbox gets nothing more. Once all that it has now has been read, ``forget_ended`` them."""
-        if not self._ended_fences:
+    def closed_fences(self) -> list[tuple[bytes, int]]:
+        """Those of which the inbox gets nothing more. Once all that it has now has been read, ``forget_closed`` them."""
+        if not self._closed_fences:
             return []
         with self.lock:
-            return [(ticket, fence) for ticket, (fence, is_sure) in self._ended_fences.items() if is_sure]
+            return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
 
-    def forget_ended(self, fences: Iterable[tuple[bytes, int]]) -> None:
+    def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
         with self.lock:
             for ticket, fence in fences:
-                if self._ended_fences.get(ticket) == (fence, True):
-                    del self._ended_fences[ticket]
+                if self._closed_fences.get(ticket) == (fence, True):
+                    del self._closed_fences[ticket]
 
     # ---- runners -------------------------------------------------------------------------------------------------------------
 

@@ -26,33 +26,20 @@ log = logging.getLogger(__name__)
 _NOTED_MS = 3_600_000
 
 
-class Predecessor:
-    """Used once, by the thread that registers. ``tell`` may be repeated: what is known already changes nothing."""
-
-    def __init__(self, url: str, keys: Keys, former: Former, run_log_length: int) -> None:
-        self._url = url
-        self._keys = keys
-        self._former = former
-        self._run_log_length = run_log_length
-        self._is_told = False
-
-    def tell(self) -> None:
-        """Note what it left. Raises what ``Link.call`` raises."""
-        if self._is_told:
-            return
-        link = Link(self._url, f"consumer:{self._former.incarnation}:last")
-        try:
-            noted = note_crash(ScriptRunner(link), self._keys, self._former, self._run_log_length)
-        except CommandRefused as refused:  # it will not take it later either, and we have work to do
-            event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._former.left), why=str(refused))
-            noted = []
-        finally:
-            link.close()
-        self._is_told = True
-        for left, attempts in noted:
-            ticket, entry_id = ticket_text(left.ticket), left.stream_id.decode()
-            facts: dict[str, Any] = {"ticket": ticket, "id": entry_id, "fence": left.fence, "attempt": attempts.starts}
-            event(log, "handler_crashed", level=logging.ERROR, **facts, failures=attempts.failures, crashes=attempts.crashes)
+def tell_of(url: str, keys: Keys, former: Former, run_log_length: int) -> None:
+    """Note what it left. To do so again charges nobody twice, but the run log has it twice. Raises what ``Link.call`` raises."""
+    link = Link(url, f"consumer:{former.incarnation}:last")
+    try:
+        noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
+    except CommandRefused as refused:  # it will not take it later either, and we have work to do
+        event(log, "attempts_not_noted", level=logging.ERROR, messages=len(former.left), why=str(refused))
+        noted = []
+    finally:
+        link.close()
+    for left, attempts in noted:
+        ticket, entry_id = ticket_text(left.ticket), left.stream_id.decode()
+        facts: dict[str, Any] = {"ticket": ticket, "id": entry_id, "fence": left.fence, "attempt": attempts.starts}
+        event(log, "handler_crashed", level=logging.ERROR, **facts, failures=attempts.failures, crashes=attempts.crashes)
 
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:

@@ -48,7 +48,7 @@ from consumer.options import HandlerOptions, given
 from consumer.owner_steps import Letter, OwnerSteps
 from consumer.policy.acks import linger
 from consumer.policy.outcome import RetryPolicy
-from consumer.predecessor import Predecessor
+from consumer.predecessor import tell_of
 from consumer.registrar import Registrar, Taken
 from consumer.reporter import Reporter
 from consumer.settings import ConsumerSettings
@@ -214,15 +214,15 @@ class ConsumerProgram:
         self._registrar.start()
 
     def _tell_of_former(self) -> None:
-        """Tell what the former process of our name was running when it ended, if it left a journal; as soon as we hold its lock, and once: one that
-        has been told is removed, or our successor would tell it again, should we not come as far as to begin our own. Removed, not written over:
+        """Tell what the former process of our name was running when it ended, if it left a journal. This is done as soon as we hold its lock, and
+        once: then the journal is removed, or our successor would tell it again if we end before we begin our own. It is removed, not written over:
         where its lock was begun anew, a process of a former version may have it mapped."""
         settings, path = self._settings, None if self._former_is_told else self._journal_path()
         if path is None:
             return
         former = None if self._lock.is_anew else read_journal(path, self._origin())
         if former is not None:
-            Predecessor(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length).tell()
+            tell_of(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
         with contextlib.suppress(OSError):
             path.unlink()
         self._former_is_told = True

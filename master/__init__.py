@@ -12,7 +12,7 @@ Threads and what they own
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations
     delayed   delayed.py         adds delayed messages to the stream when they are due
-    changes   halts.py           hears of tickets and rules that others have changed, and of new consumers
+    changes   change_watch.py    hears of tickets and rules that others have changed, and of new consumers
     trim      trimming.py        cuts what no reader needs (off by default)
     gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
                                  discover (source_watch.py) and share (sharing.py)
@@ -21,7 +21,9 @@ Threads and what they own
     bulk      bulk_letters.py    redrives or drops all dead letters of a filter, as a person asked on the page
     (web)     web/               gunicorn's threads: registrations, reports of what consumers have acknowledged in Redis, look-ups
 
-Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox. Every thread has a connection of its own.
+Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox (mailbox.py). What it does in its turns is in files
+without a thread: adoption.py, reader.py, intake.py (sorts what was read), recoverer.py, idle_sweep.py, halts.py, rule_work.py and
+quiet_tickets.py; leader_steps.py calls the scripts. Every thread has a connection of its own.
 Every step that changes anything carries the epoch, so a thread that acts on old knowledge is refused by Redis, not by hope.
 
 Several ticket streams

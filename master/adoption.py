@@ -1,7 +1,7 @@
-"""Adoption: what a new epoch knows before it reads anything new (DESIGN 5.2). Otherwise order breaks: measured, 2 before 1.
+"""Adoption: what a new leader must know before it reads anything new; otherwise a ticket's second message may go out before its first.
 
-Memory starts empty. Living owners' tickets come from the index, what dead incarnations hold is taken back until their lists are
-empty, and all that is pending under ``master`` is taken in, in id order.
+Memory starts empty. The tickets of living owners come from the index; what dead incarnations hold is taken back until their lists are
+empty; then all that is pending under ``master`` is taken in, in id order.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def _is_freed(incarnation: str, board: Board, steps: LeaderSteps) -> bool:
 
 
 def _keep(incarnation: str, board: Board) -> None:
-    """Its lease lives, and yet it is not on the roster (somebody deleted its registration): its tickets stay with it, and it gets no other.
-    The roster has the dispatcher look again and again, until its lease has ended."""
+    """Its lease lives, but it is not on the roster (somebody deleted its registration): its tickets stay with it, and it gets no others. With
+    every new roster the dispatcher looks again, until the lease has ended."""
     event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
     if incarnation in board.consumers:
         board.keep(incarnation)
@@ -238,9 +238,9 @@ def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderSteps) -
 def sort_again(
     again: Sequence[tuple[bytes, bytes]], board: Board, stream: TicketStream
 ) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
-    """Of (id, ticket) that the group is given again, because somebody has set it back: (ticket, id) of those that are in processing, by memory or by
-    the index, and (id, ticket) of the others. Memory alone does not know: a report of their first time that came late has freed them. To hand such
-    a one over again would name it twice in its record, and its owner, who has it, passes it over."""
+    """Sort (id, ticket) that the group is given again because somebody has set it back: first (ticket, id) of those that are in processing, then
+    (id, ticket) of the others. Memory alone cannot tell: a late report of the first time may have freed them there, so the index is asked too. What
+    is in processing must not be handed over again: it would be in its ticket's record twice, and its owner, who has it, would pass it over."""
     if not again:
         return [], []
     tickets = list(dict.fromkeys(ticket for _, ticket in again))

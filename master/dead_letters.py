@@ -1,7 +1,7 @@
 """Dead letters in Redis: read page by page, redriven and dropped in batches. Any master can, and the commands: it needs no leader.
 
 Every step is one script (``redrive.lua``, ``drop_letters.lua``) that takes the letter out with what it does, so a call whose reply was lost
-may be repeated: what was done is ``gone`` then. A leader hears of a ticket that may move from Redis (``master.halts``).
+may be repeated: what was done is ``gone`` then. A leader hears of a ticket that may move from Redis (``master.change_watch``).
 """
 
 from __future__ import annotations

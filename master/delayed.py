@@ -31,7 +31,7 @@ _AT_ONCE = 200
 _AGAIN_S = 60.0
 _AGAIN_MS = int(_AGAIN_S * 1000)
 #: A wait for the next message, at most; and after this time we look although none was told: a stream that was deleted and came back with lower ids
-#: wakes nobody (REDIS-FACTS C1).
+#: wakes nobody.
 _BLOCK_S, _LOOK_S = 5.0, 60.0
 
 

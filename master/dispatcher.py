@@ -32,7 +32,7 @@ from master.intake import sort_out
 from master.leader_steps import GroupMoved, LeaderSteps, Misheard, Rejected, RulesMoved
 from master.limits import Limits
 from master.looks import NO_NEWS, News
-from master.mailbox import Changed, Posted, Report
+from master.mailbox import ChangedElsewhere, Posted, Report
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
 from master.policy.group_loss import Memory
@@ -42,7 +42,7 @@ from master.quiet_tickets import PAGE, QuietTickets
 from master.reader import IDLE_READ_S, Reader
 from master.recoverer import Recoverer
 from master.roster import Member
-from master.rule_work import RuleWork, glance, parked_of
+from master.rule_work import RuleWork
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +110,11 @@ class Dispatcher(Service):
 
     def glance(self, ticket: bytes) -> BoardFacts | None:
         """What memory has of a ticket, while this master leads; None: nothing. A glance from outside: it may be a moment old."""
-        return glance(self.board, ticket, now_s(), wall_ms()) if self.leads else None
+        return self.board.glance(ticket, now_s(), wall_ms()) if self.leads else None
 
     def parked_of(self, ticket: bytes) -> Parked | None:
         """How much of it memory has parked, while this master leads; None: nothing is known. A glance too."""
-        return parked_of(self.board, ticket) if self.leads else None
+        return self.board.parked_of(ticket) if self.leads else None
 
     # ---- the turn ------------------------------------------------------------------------------------------------------------
 
@@ -219,15 +219,15 @@ class Dispatcher(Service):
             posted = self._mailbox.popleft()
             if isinstance(posted, Report):
                 posted.answer(self.board)
-            elif isinstance(posted, Changed):
+            elif isinstance(posted, ChangedElsewhere):
                 self._unsure.update(posted.tickets)
                 self._rules_due |= posted.rules
             else:
-                self._look_at(posted)
+                self._follow_roster(posted)
         if self._rules_due:
             self._follow_rules()
 
-    def _look_at(self, members: dict[str, Member]) -> None:
+    def _follow_roster(self, members: dict[str, Member]) -> None:
         """A new roster: consumers that came, changed, or are gone."""
         before, self._members = self._members, members
         for incarnation, member in members.items():
@@ -245,11 +245,11 @@ class Dispatcher(Service):
         assert self._steps is not None
         self._rules_due = True  # until it has worked: word of them comes once
         self._rule_work.read(self.board, self._steps)
-        self._look_at(self._members)
+        self._follow_roster(self._members)
         self._rules_due = False
 
     def _lose(self, incarnation: str) -> bool:
-        """Its lease has ended, as somebody saw. False: it has not; a roster that was read before it came shows none either."""
+        """Somebody saw that its lease has ended. False: it has not ended; the roster was read before the consumer came, and so it shows no lease."""
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
             lease, registered = self._link.pipeline([("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation))])
             if isinstance(lease, bytes):
@@ -355,12 +355,12 @@ class Dispatcher(Service):
         if news is None:
             return False
         if news.found:
-            usable, rejected = sort_out(news.found, self._limits.spread)
+            usable, rejected = sort_out(news.found, self._steps.spread)
             repeats, again, new = self._reader.split(usable)
             held, late = sort_again(again, self.board, self._stream)
             known = [*((ticket, entry_id) for entry_id, ticket in repeats), *held]
             known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
-            # Where some were known, none goes out before it is clear who has those: they may come before others of their ticket.
+            # If some were known already, nothing is handed over before it is clear who has them: they may belong before others of their ticket.
             plan = (self.board.plan(self._limits.batch, now_s()) if not known and not again else None) or NOTHING
             try:
                 reply = self._carry_out(plan, news)

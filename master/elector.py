@@ -1,7 +1,6 @@
 """Elector: holds the leader lease, so that one master acts at a time; everything it holds is an epoch, not a belief.
 
-Renewal and work share their fate: when the dispatcher makes no progress, the lease is not extended and a standby takes over
-(RELIABILITY A6).
+Renewal and work share their fate: when the dispatcher makes no progress, the lease is not extended and a standby takes over.
 """
 
 from __future__ import annotations

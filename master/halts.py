@@ -1,30 +1,17 @@
-"""Halts: what the leader does about tickets that stop and go on: it hears of them, and reads again what it did not keep.
+"""Halts: what the leader does about tickets that were halted or end: it ends tails, and reads again what it did not keep of those that go on.
 
-A consumer that parks a message, and whoever redrives or drops one, writes the ticket's name into the stream ``changed``; ``ChangeWatch``
-waits there (with a plain XREAD: nothing is consumed) and posts the names to the dispatcher, which reads their records in its next turn. So
-the leader knows after one round trip; should a name get lost, after USHER_RECONCILE_SECONDS.
-
-``Halts`` has no thread: the dispatcher gives it turns, because it changes the board.
+It has no thread: the dispatcher gives it turns, because it changes the board. ``change_watch`` hears of such tickets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from common.errors import ReplyUnknown
-from common.redis_client import Link
-from common.service import Service
-from common.stream_id import ZERO
-from common.streams import read_inbox_command
 from master.intake import sort_out
 from master.leader_steps import LeaderSteps
-from master.mailbox import Changed
 from master.policy.dispatch import Board
 
 #: Entries read, or dead letters written, by one script call.
 _PAGE = 500
-#: Names read at a time.
-_NAMES = 1000
 
 
 class Halts:
@@ -41,47 +28,10 @@ class Halts:
                 raise ReplyUnknown("the record of a ticket that ends is another one: memory and the index differ")
             board.ended(ticket, ids, is_last)
             busy = True
-        start = board.to_gather()
+        start = board.to_read()
         if start is not None:
             page = steps.read_parked(start, _PAGE)
             usable, _ = sort_out(page.found, steps.spread)  # what is not usable was rejected when it came
-            unsure.update(board.gathered(usable, page.last))
+            unsure.update(board.was_read(usable, page.last))
             busy = True
         return busy
-
-
-class ChangeWatch(Service):
-    """Waits for names of tickets whose records others have changed, for news of the rules, and of consumers that came by another master."""
-
-    name = "changes"
-    _BLOCK_MS = 2000
-
-    def __init__(self, link: Link, changed_key: str, tell: Callable[[Changed], object], on_registered: Callable[[], None] = lambda: None) -> None:
-        super().__init__()
-        self._link = link
-        self._key = changed_key
-        self._tell = tell
-        self._on_registered = on_registered
-        self._after = ZERO  # names of before: reading a record once more costs next to nothing, not hearing of one costs time
-
-    def run_once(self) -> float:
-        self.look(self._BLOCK_MS)
-        return 0.0
-
-    def look(self, block_ms: int | None) -> None:
-        """Tell what has changed since the last look; ``block_ms`` None does not wait."""
-        command = read_inbox_command(self._key, self._after, block_ms, _NAMES)
-        reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
-        if reply:
-            entries = reply[0][1]
-            tickets = frozenset(fields[1] for _, fields in entries if fields[0] == b"ticket")
-            self._tell(Changed(tickets, any(fields[0] == b"rules" for _, fields in entries)))
-            if any(fields[0] == b"consumer" for _, fields in entries):
-                self._on_registered()
-            self._after = entries[-1][0]
-
-    def interrupt(self) -> None:
-        self._link.interrupt()
-
-    def on_end(self) -> None:
-        self._link.close()

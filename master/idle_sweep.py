@@ -30,7 +30,6 @@ class IdleSweep:
         self._every_s = every_s
         self._cursor = b"0-0"
         self._next_s = 0.0
-        self.found = 0
 
     def turn(self, board: Board, steps: LeaderSteps, known: Sequence[str], now_s: float, rejected: list[Rejected]) -> bool:
         """One step, if one is due. True when it found something to plan. What can be handed to nobody is added to ``rejected``."""
@@ -41,7 +40,6 @@ class IdleSweep:
         if swept.strays:
             former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})
             event(log, "strays_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former))
-            self.found += len(swept.strays)
             usable, unusable = sort_out((found for found, _ in swept.strays), steps.spread)
             board.take_in(usable)
             rejected += unusable

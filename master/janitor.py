@@ -41,7 +41,6 @@ class Janitor(Service):
         self._every_s = every_s
         self._cursor = b"0"
         self.stalls_after_s = max(10.0, 4 * every_s)
-        self.reaped = 0
 
     def run_once(self) -> float:
         epoch = self._lead.epoch
@@ -67,7 +66,6 @@ class Janitor(Service):
                 continue
             stored = member.registration.dump() if member is not None else b""
             if steps.reap(incarnation, name_of(incarnation), stored):
-                self.reaped += 1
                 event(log, "consumer_reaped", consumer=incarnation)
 
     def on_end(self) -> None:

@@ -11,11 +11,11 @@ from common.clock import now_s
 from common.metrics import Metrics
 from common.service import Service
 from master.asker import Asker
+from master.change_watch import ChangeWatch
 from master.delayed import DelayedMessages
 from master.dispatcher import Dispatcher
 from master.doorbell import Doorbell
 from master.elector import Elector, Lead
-from master.halts import ChangeWatch
 from master.hand_over_spans import HandOverSpans
 from master.health_checker import BOUNDS, HealthChecker
 from master.janitor import Janitor

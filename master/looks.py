@@ -24,7 +24,8 @@ class Found(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class News:
     """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no more. ``size``: bytes of all.
-    ``heard``: they were told over another connection, perhaps by another server, so that whoever takes them must look again; their digest."""
+    ``heard``: "", or their digest if the doorbell told of them: it has another connection, which may be to another server, so the script that takes
+    them checks that they are what is there."""
 
     position: bytes
     found: list[Found]
@@ -61,6 +62,6 @@ def digest(entries: Sequence[Any]) -> str:
 
 
 def most_to_tell(seen: int, size: int) -> int:
-    """How many entries the doorbell may tell of after ``seen`` were seen, ``size`` bytes together: what comes next is likely to be as what came
-    last, but a few do not show it for many. Of large ones it tells of one, and that there may be more."""
+    """How many entries the doorbell may tell of, after ``seen`` of ``size`` bytes together were seen. What comes next is likely to be of the same
+    size; but a few small ones prove little, so the number grows step by step. Where they are large it tells of one, and that there may be more."""
     return max(1, min(_GROWTH * seen, _MOST)) if size <= _SMALL * seen else 1

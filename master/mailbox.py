@@ -36,11 +36,11 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedElsewhere:
     """Tickets whose records somebody else has changed; and whether the rules have changed."""
 
     tickets: frozenset[bytes]
     rules: bool = False
 
 
-Posted = Report | Changed | dict[str, Member]
+Posted = Report | ChangedElsewhere | dict[str, Member]

@@ -68,9 +68,9 @@ class Membership:
         raise RedisTrouble(f"the name {asked.name} is being registered again and again")
 
     def _again(self, mine: Registration) -> Registered:
-        """The same process asks again, or its request comes a second time when it is dead already: so its lease is not made longer, and
-        one that has ended never begins again. Another master may have given it, for longer or shorter: it gets none that is longer than noted;
-        and what is left is never more than that, though the clock of Redis was set back since: it would believe in it for as long as the step."""
+        """The same process asks again, or its request comes a second time when it is dead already: so its lease is not made longer, and one that
+        has ended never begins again. Another master, with other settings, may have given the lease: the process is told no more than the longest
+        that is noted. Nor is it told more than that of what is left: after the clock of Redis was set back, PTTL is too high by the step."""
         lease = self._keys.lease(mine.incarnation)
         state, left_ms, longest = self._link.all_of([("GET", lease), ("PTTL", lease), ("HGET", self._keys.counters, "lease")])
         if state is None or left_ms <= 0:

@@ -17,9 +17,9 @@ from master.policy.dispatch import Board
 log = logging.getLogger(__name__)
 
 #: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back with lower
-#: ids never rings (REDIS-FACTS C1).
+#: ids never rings.
 IDLE_READ_S = 2.0
-#: So often in a row. Once it may be that an entry was deleted since it was heard of.
+#: How often in a row the doorbell may tell of what is not there, until it is mistrusted. Once may be chance: an entry was deleted meanwhile.
 _MISHEARD = 3
 
 #: (id, ticket)
@@ -93,7 +93,8 @@ class Reader:
         self._given = max(self._given, rank(self.last_read))
 
     def split(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry], Sequence[Entry]]:
-        """These, in id order: what the group was given before it was lost, what it was given in this life (somebody has set it back), and news."""
+        """Three parts of these, which are in id order: what a lost group had been given, what this group was given before somebody set it back, and
+        what is new."""
         if not entries or (self.repeats_until is None and rank(entries[0][0]) > self._given):
             return (), (), entries
         lost = 0 if self.repeats_until is None else bisect_right(entries, rank(self.repeats_until), key=_rank_of)
@@ -101,7 +102,7 @@ class Reader:
         return entries[:lost], entries[lost:given], entries[given:]
 
     def is_past_repeats(self, news: News) -> bool:
-        """Whether with these all has come that the group is given a second time."""
+        """Whether nothing more comes that the group is given a second time, once these have come."""
         return self.repeats_until is not None and ((news.is_all and not news.heard) or rank(self.last_read) >= rank(self.repeats_until))
 
     def arm(self, board: Board) -> None:

@@ -33,7 +33,7 @@ class Recoverer:
         self._quiet: set[str] = set()
 
     def add(self, incarnation: str, *, quietly: bool = False) -> None:
-        """``quietly``: it has nothing pending, so that its recovery is none."""
+        """``quietly``: it left after a clean drain, so nothing is pending, and its recovery is neither logged nor counted."""
         if incarnation not in self._taken:
             self._queue.append(incarnation)
             self._taken[incarnation] = 0

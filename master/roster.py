@@ -86,8 +86,8 @@ def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, 
 
 
 class RosterReader(Service):
-    """While this master leads: looks at the leases again and again, and tells the roster when one has changed. ``wake`` it after a registration;
-    and when the lead has changed; one that it did not hear of is found with the next look at all of it."""
+    """While this master leads: looks at the leases again and again, and tells the roster when one has changed. ``wake`` it after a registration
+    and when the lead has changed. A registration of which it did not hear is found when all of them are read again (``_ALL_EVERY_S``)."""
 
     name = "roster"
 

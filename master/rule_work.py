@@ -12,8 +12,6 @@ from common.redis_client import Link
 from master.leader_steps import LeaderSteps, Rejected, RulesMoved
 from master.live_rules import read_rules
 from master.policy.dispatch import Board
-from master.policy.explain_facts import BoardFacts
-from master.policy.stuck import Parked
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +59,3 @@ class RuleWork:
         unsure.update(board.buried(condemned, refused))
         ended([Rejected(entry_id, doomed.ticket, RULE) for doomed in condemned if doomed.ticket not in refused for entry_id in doomed.ids])
         return True
-
-
-def glance(board: Board, ticket: bytes, now_s: float, now_ms: int) -> BoardFacts | None:
-    """What the board has of a ticket, seen from another thread: it may be a moment old. None: nothing."""
-    known = board.tickets.get(ticket)
-    if known is None:
-        return None
-    due_s = board.due_of(ticket)
-    due_ms = 0 if due_s is None else now_ms + int(1000 * (due_s - now_s))
-    return BoardFacts(known.standing.value, len(known.parked), known.above is None, board.window_is_full(known), due_ms)
-
-
-def parked_of(board: Board, ticket: bytes) -> Parked | None:
-    """How much the board has parked of a ticket, as ``glance``, but at the cost of nothing: for those who ask of many."""
-    known = board.tickets.get(ticket)
-    return None if known is None else Parked(len(known.parked), known.above is None)

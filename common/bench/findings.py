@@ -27,12 +27,7 @@ class Verdict:
     doubled: int
     out_of_order: int
     overlapping: int
-    tickets_out_of_order: int
     seconds: float
-
-    @property
-    def kept_order(self) -> bool:
-        return not self.out_of_order and not self.overlapping
 
     @property
     def per_second(self) -> float:
@@ -59,7 +54,6 @@ def judge(notes: Iterable[Note], tickets: Iterable[int]) -> Verdict:
         doubled=counts["doubled"],
         out_of_order=counts["out of order"],
         overlapping=counts["overlapping"],
-        tickets_out_of_order=counts["ticket"],
         seconds=(last - first) / 1e9,
     )
 
@@ -81,5 +75,4 @@ def _look_at(run: list[Note]) -> Counter[str]:
             found["out of order"] += 1
         latest = max(latest, note.number)
     found["handled"] = len(seen)
-    found["ticket"] = int(found["out of order"] > 0)
     return found

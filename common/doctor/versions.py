@@ -1,4 +1,4 @@
-"""Versions of Redis and Valkey: the floor, and known holes (RELIABILITY 6.3). Pure.
+"""Versions of Redis and Valkey: the floor, and known holes. Pure.
 
 Not a scanner: these are the holes in what Usher itself uses (scripts, XAUTOCLAIM, blocked readers). Whoever runs Redis follows its releases.
 """

@@ -1,14 +1,16 @@
 -- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries that the group was
 --            not given yet (the news of a peek) come from the stream itself: all of them are taken here, those that get no owner by `master`.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, 6 attempts, then for each target: its lease, its inbox
--- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id, 5 the version of the live rules that the plan was made by, 6 what
---       separates tickets in an inbox record (common/streams.py: separator), 7 the ids of all tickets, of each in id order, 8 the number of
---       them of each ticket (both JSON: one long argument costs less than many), 9 the last id that the group was given when the news were
---       seen ("": there are none), 10 the last id of the news, 11 those of the news that are not in the plan, 12 those ids of the plan that are
---       not in the news (both JSON), 13 the digest of news that were heard (a few, over another connection; master/looks.py: digest), "": they
---       were seen here, then the tickets, all target by target; then for each target: incarnation, number of its tickets of which the plan
---       believes that they have no record, number of the others, which stand behind them, and for each of those the record's head as the plan
---       believes it: "<owner> <fence>"
+-- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id
+--       5 the version of the live rules that the plan was made by
+--       6 what separates tickets in an inbox record (common/streams.py: separator)
+--       7 the ids of all tickets, of each in id order, 8 how many of them each ticket has (JSON: one long argument costs less than many)
+--       9 where the group was when the news were seen: the last id that it was given; "" if there are no news
+--       10 the last id of the news, 11 those of the news that are not in the plan, 12 those of the plan that are not in the news (both JSON)
+--       13 the digest of the news, if they were heard over another connection (master/looks.py: digest); "" if a peek saw them
+--       then the tickets, all target by target
+--       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many have one (they stand
+--       behind the former); and for each of these the head of its record, as the plan believes: "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
 --        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call. If all of its ids were heard, are
 --        small together and were not tried before, it brings the bodies too: id, number of names and values, then these; the next id, ...
@@ -45,13 +47,13 @@ local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 -- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id. Of the news nothing is
 --    pending for anybody, unless somebody set the group back or claimed ahead of it; then it is taken from whoever has it, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
-local left, old = cjson.decode(ARGV[11]), {} -- left: of the news, what `master` gets
+local for_master, old = cjson.decode(ARGV[11]), {} -- of the news, what `master` gets; ids of the plan that are not news
 local heard = ARGV[13] ~= '' and {} -- bodies by id
 local names_at = 13 -- ticket number i is args[names_at + i], its record is records[i]
 local records = records_of(tickets_key, args, names_at + 1, #sizes)
 local parked = {}
 local complete = false
-local seen = #ids + #left -- entries of the news
+local seen = #ids + #for_master -- entries of the news
 for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
 if heard then
   -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must be just what follows, up
@@ -113,12 +115,12 @@ end
 -- `master` gets the news among these.
 local function leave(from, to)
   for k = from, has_news and to or 0 do
-    if not old[ids[k]] then left[#left + 1] = ids[k] end
+    if not old[ids[k]] then for_master[#for_master + 1] = ids[k] end
   end
 end
 
 local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at + 1 + #sizes
-redis.call('XLEN', KEYS[5])
+redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so for each inbox below
 for t = 1, (#KEYS - 6) / 2 do
   local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
   -- ids: what is claimed. Of what is given: numbers of tickets, their ids as one line, and their fences or false
@@ -126,7 +128,7 @@ for t = 1, (#KEYS - 6) / 2 do
   targets[t], target.first = target, last + 1
   target.state = STATES[redis.call('GET', KEYS[5 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
-    redis.call('XLEN', target.inbox) -- what is no stream fails here, before anything has changed
+    redis.call('XLEN', target.inbox)
     local n, wants = 0, false
     for p = 1, unowned + others do
       local ticket, record, believed = args[names_at + i + p], records[i + p], p > unowned and args[at + 2 + p - unowned]
@@ -168,9 +170,9 @@ for t = 1, (#KEYS - 6) / 2 do
   i, at = i + unowned + others, at + 3 + others
 end
 
--- 3. Write. First what needs memory, and the right to set a position, but changes nothing that matters: a number is drawn, the group stays where
---    it is. So a call that is refused is so before anything has changed. The group moves last: what is pending above its position would be seen
---    twice, but what is not pending below it never.
+-- 3. Write, in this order. First what may be refused (for lack of memory, or of the right to set a position) and changes nothing that matters:
+--    the group is set to where it is, a fence is drawn. So a call is refused before anything has changed. The group moves last: should the script
+--    break off before, what is pending above the group's position is seen twice; had it moved first, what is not pending below it would be lost.
 -- Claim `size` ids for `name`; those that it got, unless it got all. What nobody has yet it gets by FORCE, if its body is there.
 local function claim(name, ids, size)
   local claimed, has = 0, {}
@@ -189,7 +191,7 @@ end
 
 -- A ticket's ids without those that are over. Redis >= 7 drops an entry whose body is gone from the pending list instead of claiming it, and
 -- nobody gets one that was not given to anybody: it ends as a dead letter here.
-local function left_of(target, ticket, ids, over, has, gone)
+local function those_there(target, ticket, ids, over, has, gone)
   for id in gmatch(ids, '%S+') do
     if over[id] then
       gone[#gone + 1] = id
@@ -221,7 +223,7 @@ local fence = ''
 local read = has_news and entries_read(stream, facts, seen, args[10])
 if has_news then move_group(stream, group, position, facts['entries-read']) end
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
-claim('master', left, #left)
+claim('master', for_master, #for_master)
 local reply = {'OK', fence}
 for _, target in ipairs(targets) do
   local gone = {}
@@ -233,7 +235,7 @@ for _, target in ipairs(targets) do
       local ticket, line = args[names_at + number], target.lines[g]
       if over or has then
         over = over or {}
-        line = left_of(target, ticket, line, over, has, gone)
+        line = those_there(target, ticket, line, over, has, gone)
       end
       if line ~= '' then
         n = n + 1

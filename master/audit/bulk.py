@@ -1,6 +1,6 @@
 """Reading much from Redis: bare hiredis on a connection of ``common.endpoints``, the next page asked for before the last one is worked on.
 
-redis-py's own reading costs twice the time per entry (DESIGN 11). Only reads are sent here, so after a break nothing is in doubt; the page
+redis-py's own reading costs twice the time per entry. Only reads are sent here, so after a break nothing is in doubt; the page
 is simply not there, and whoever asked says so (``Interrupted``).
 """
 
@@ -16,7 +16,7 @@ from common.errors import UsherError
 from common.log import redacted
 from common.way_out import unreachable
 
-#: Entries of a page of the pending list: with fewer, the way to Redis and back counts; with more, memory (REDIS-FACTS: 10 MB a page).
+#: Entries of a page of the pending list: with fewer, the way to Redis and back counts; with more, memory (10 MB a page).
 PAGE = 10_000
 #: A page of bodies is meant to have so many bytes; the number of entries follows from what the last ones weighed.
 _BODY_PAGE_BYTES = 4 << 20

@@ -30,7 +30,6 @@ class StreamFacts:
     run_first: bytes | None
     run_capped: bool
     dead_letters: int
-    dead_first: bytes | None = None
     ahead_ms: int = 0
 
     @property

@@ -1,7 +1,7 @@
 """Looks at Redis that are not bulk: the facts of a stream, the names in its group, and the second look at every suspect.
 
 The first look reads for seconds while traffic flows, so what it finds are suspects. The second look asks for pending entry, index record,
-lease and body of one suspect in one script, at one moment: between two scripts of Usher all of them agree (RELIABILITY Q2), so what
+lease and body of one suspect in one script, at one moment: between two scripts of Usher all of them agree, so what
 still disagrees there is a finding, and nothing that merely moved is.
 """
 
@@ -38,7 +38,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
         raise StartRefused(
             f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and the group of your masters?"
         ) from missing
-    runs, dead = _span(link, keys.runs), _span(link, keys.dead)
+    runs = _span(link, keys.runs)
     return StreamFacts(
         keys.stream,
         keys.group,
@@ -49,8 +49,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
         runs[0],
         runs[1],
         is_capped(runs[0], runs[2], run_log_length),
-        dead[0],
-        dead[1],
+        _span(link, keys.dead)[0],
     )
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from master.policy.explain_facts import BoardFacts
 from master.policy.plans import HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict, span
 from master.policy.ruled import RuledHoldings
+from master.policy.stuck import Parked
 from master.policy.tickets import OPEN, ConsumerLoad, Standing, Ticket
 
 
@@ -37,7 +39,8 @@ class Board(RuledHoldings):
         parked_before = self.parked
         parts: dict[str, list[Part]] = {}
         size = 0
-        bound = self._open.bound(self.in_flight + min(limit, self.parked))  # as it will be; else all but the first would be above it
+        # Of the load as it will be after this plan: by the load of now, all but the first ticket would be above the bound.
+        bound = self._open.bound(self.in_flight + min(limit, self.parked))
         while self._ready and size < limit:
             ticket = self._ready.popleft()
             ticket.queued = False
@@ -172,3 +175,19 @@ class Board(RuledHoldings):
             left.discard(entry_id)
         self.free(incarnation, [(name, ids)])
         return answers
+
+    # ---- from other threads: what they see may be a moment old -----------------------------------------------------------------
+
+    def glance(self, name: bytes, now_s: float, now_ms: int) -> BoardFacts | None:
+        """What memory has of a ticket. None: nothing."""
+        ticket = self.tickets.get(name)
+        if ticket is None:
+            return None
+        due_s = self.due_of(name)
+        due_ms = 0 if due_s is None else now_ms + int(1000 * (due_s - now_s))
+        return BoardFacts(ticket.standing.value, len(ticket.parked), ticket.above is None, self.window_is_full(ticket), due_ms)
+
+    def parked_of(self, name: bytes) -> Parked | None:
+        """How much of a ticket memory has parked. It costs next to nothing: for those who ask about many tickets."""
+        ticket = self.tickets.get(name)
+        return None if ticket is None else Parked(len(ticket.parked), ticket.above is None)

@@ -2,7 +2,7 @@
 
 Memory is an index of the pending list, never more: a new epoch starts with nothing. Of a halted ticket it holds nothing but the name and
 the message that the ticket waits for: what arrives meanwhile is under ``master`` in Redis, and is read again from there, in order and a page
-at a time, once the ticket may move (``gathered``). So a ticket that waits for an operator costs the others neither memory nor room.
+at a time, once the ticket may move (``was_read``). So a ticket that waits for an operator costs the others neither memory nor room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Holdings:
         self._ready: deque[Ticket] = deque()
         self._homeless: deque[Ticket] = deque()  # ready, but nobody had room or was there
         self._hidden: dict[bytes, None] = {}  # tickets that may move, of which Redis knows more than memory
-        self._gathering: dict[bytes, None] = {}  # those of them that are being read, all by one reading of what is under ``master``
+        self._being_read: dict[bytes, None] = {}  # those of them that are being read, all by one reading of what is under ``master``
         self._scanned = ZERO  # how far it is: what these have up to here, memory knows
         self._ending: dict[bytes, None] = {}
         self.in_flight = 0
@@ -306,8 +306,8 @@ class Holdings:
 
     def _leave_reading(self, ticket: Ticket) -> None:
         """The reading goes on without the ticket."""
-        if ticket.name in self._gathering:
-            del self._gathering[ticket.name]
+        if ticket.name in self._being_read:
+            del self._being_read[ticket.name]
             ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
 
     def _not_hidden(self, ticket: Ticket, ids: list[bytes]) -> list[bytes]:
@@ -331,34 +331,34 @@ class Holdings:
         """Entries of a ticket that are worth having in memory when Redis keeps account of the others."""
         return self._window
 
-    def to_gather(self) -> bytes | None:
+    def to_read(self) -> bytes | None:
         """Where to read on what is under ``master``: above this id. One reading is for all hidden tickets of which little is left in memory,
         however many they are. None: there are none."""
-        if not self._gathering:
+        if not self._being_read:
             hidden = map(self.tickets.__getitem__, self._hidden)
             wanting = [one for one in hidden if one.standing in MOVING and 2 * len(one.parked) <= self._keeps(one)]
             if not wanting:
                 return None
             wanting.sort(key=lambda one: rank(one.above or ZERO))
-            self._gathering, self._scanned = {one.name: None for one in wanting}, ZERO
-        first = self.tickets[next(iter(self._gathering))]  # it began lowest: what is below it is nobody's who is left
+            self._being_read, self._scanned = {one.name: None for one in wanting}, ZERO
+        first = self.tickets[next(iter(self._being_read))]  # it began lowest: what is below it is nobody's who is left
         self._scanned = max(self._scanned, first.above or ZERO, key=rank)
         return self._scanned
 
-    def gathered(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
-        """(id, ticket) of all that Redis has under ``master`` from ``to_gather`` up to ``last``; None: to the end. Returns tickets of which
+    def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
+        """(id, ticket) of all that Redis has under ``master`` from ``to_read`` up to ``last``; None: to the end. Returns tickets of which
         nothing is there although their records say so, which must be read again."""
         by_ticket: dict[bytes, list[bytes]] = {}
         for entry_id, name in found:
-            if name in self._gathering:
+            if name in self._being_read:
                 by_ticket.setdefault(name, []).append(entry_id)
         for name, ids in by_ticket.items():
-            self._gather(self.tickets[name], ids)
+            self._add_read(self.tickets[name], ids)
         if last is not None:
             self._scanned = last
             return []
         unsure = []
-        for ticket in [self.tickets[name] for name in self._gathering]:
+        for ticket in [self.tickets[name] for name in self._being_read]:
             if ticket.standing not in MOVING:
                 continue  # it is read once more when it may move
             ticket.above = None
@@ -366,10 +366,10 @@ class Holdings:
             if not ticket.parked and not ticket.running and ticket.believed.startswith(RETURNED + b" "):
                 unsure.append(ticket.name)
             self._settle(ticket)
-        self._gathering = {}
+        self._being_read = {}
         return unsure
 
-    def _gather(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
+    def _add_read(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
         above = rank(ticket.above or ZERO)
         unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
         taken = unknown[: max(0, self._keeps(ticket) - len(ticket.parked))] if ticket.standing in MOVING else []

@@ -3,7 +3,7 @@
 A ticket that a rule holds back is put aside when its turn to be planned comes, and tries again when the rules change, its time has come, or
 its owner is done. Nothing is asked of tickets whose turn does not come, and nothing at all while there are no rules. What is parked of a
 ticket that was put aside costs the others neither window nor room; and when memory has as much parked as it may have, it leaves memory:
-Redis keeps account of it, as of a halted ticket, until the ticket may move (``gathered``).
+Redis keeps account of it, as of a halted ticket, until the ticket may move (``was_read``).
 """
 
 from __future__ import annotations

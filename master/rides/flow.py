@@ -72,7 +72,6 @@ class Programs:
         self._environ = dict(environ)
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self.restarts = 0
 
     def __enter__(self) -> Programs:
         for name in self._commands:
@@ -96,7 +95,6 @@ class Programs:
             if code == 2:
                 raise RidesFailed(f"{name} does not start; its log:\n{(self._logs / f'{name}.log').read_text(errors='replace')[-2000:]}")
             if code is not None:
-                self.restarts += 1
                 self._start(name)
 
     def kill(self, name: str) -> None:

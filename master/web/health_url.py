@@ -100,19 +100,6 @@ def parse_hosts(text: str, closed_ports: Iterable[int] = ()) -> HealthHosts:
     return HealthHosts(tuple(networks), frozenset(names), frozenset(closed_ports))
 
 
-def allowed_host(url: str, allow_list: str) -> bool:
-    """Whether the comma-separated ``allow_list`` lets a health URL point there.
-
-    >>> allowed_host("http://127.0.0.1:80/", "127.0.0.0/8"), allowed_host("http://127.1:80/", "127.0.0.0/8")
-    (True, False)
-    """
-    try:
-        parse_hosts(allow_list).check(url)
-    except UnfitUrl:
-        return False
-    return True
-
-
 def host_of(url: str) -> Address | str:
     """The host of a health URL: an address, or a name in lower case. Raises UnfitUrl for every URL that could be read in two ways."""
     found = _URL.fullmatch(url) if len(url) <= _LONGEST_URL else None

@@ -1,4 +1,4 @@
-"""What others write is shown literally, wherever it is shown (RELIABILITY 6.4): no dialog, no policy report, no request that leaves."""
+"""What others write is shown literally, wherever it is shown: no dialog, no policy report, no request that leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile messages (RELIABILITY.md 3.6): each must end in an effect or in the dead letters, and never in a stopped master."""
+"""Hostile messages: each must end in an effect or in the dead letters, and never in a stopped master."""
 
 from __future__ import annotations
 

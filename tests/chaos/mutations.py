@@ -1,6 +1,6 @@
 """What can be wrong with a history: each function breaks a valid one in one way, and names the rules of which one must notice.
 
-A mutation returns None when the history has nothing to break in that way. RELIABILITY.md 4.4 has the list; the rules that need the
+A mutation returns None when the history has nothing to break in that way. The rules that need the
 system's own audit records (acknowledgement ownership, the leader's commands) are seen from outside through their effects only.
 """
 

@@ -1,4 +1,4 @@
-"""The scenarios: what is started, what goes wrong, and what must have happened for a run to count. RELIABILITY.md 5.3.
+"""The scenarios: what is started, what goes wrong, and what must have happened for a run to count.
 
 Times are those of a short run (a lease of one second); every run outlasts the longest timer three times. Faults of one kind are further
 apart than the bound within which the one before must be over, so that the bound says something.
@@ -192,7 +192,7 @@ def hot_and_stuck(cluster: Cluster, seconds: float) -> None:
 
 
 def poison(cluster: Cluster, seconds: float) -> None:
-    """Messages that always fail come with the load; the hostile ones of RELIABILITY.md 3.6 in between."""
+    """Messages that always fail come with the load; the hostile ones (corpus.py) in between."""
     for expect, parts in HOSTILE:
         if cluster.producer.send_raw(expect, *parts) is not None:
             cluster.counts["hostile"] += 1

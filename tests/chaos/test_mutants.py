@@ -1,4 +1,4 @@
-"""The tests tested: 15 bugs are put back into the system, one at a time, and each must be noticed. RELIABILITY 5.5.
+"""The tests tested: 15 bugs are put back into the system, one at a time, and each must be noticed.
 
 In every run by the cheapest story that a bug spoils; with ``--mutants`` also by the chaos scenarios, on real processes.
 """

@@ -35,9 +35,9 @@ from consumer.policy.acks import Linger
 from consumer.policy.outcome import RetryPolicy
 from consumer.reporter import Reporter
 from consumer.starts import StartBook
+from master.change_watch import ChangeWatch
 from master.dispatcher import Dispatcher
 from master.elector import Elector, Lead
-from master.halts import ChangeWatch
 from master.janitor import Janitor
 from master.limits import Limits
 from master.mailbox import Report

@@ -17,7 +17,7 @@ from common.stream_id import rank
 from master import doorbell as doorbell_module
 from master import reader as reader_module
 from master.doorbell import Doorbell
-from master.mailbox import Changed
+from master.mailbox import ChangedElsewhere
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
 from tests.integration.routers import PATIENCE_S
 from tests.integration.test_protocol_rules import T
@@ -243,5 +243,5 @@ def test_a_recovery_that_a_record_asks_for_begins_at_once(stage: Stage, bell: Do
     [entry] = stage.send(b"U")
     assert _drive(m, bell, lambda: m.dispatcher._reader.last_read == entry)
     stage.link.call("HSET", stage.keys.tickets, b"U", b"ghost:1 5 " + entry)
-    m.dispatcher.post(Changed(frozenset({b"U"})))
+    m.dispatcher.post(ChangedElsewhere(frozenset({b"U"})))
     assert m.dispatcher.run_once() == 0.0

@@ -1,4 +1,4 @@
-"""The routes of the dead letters on a real Redis: pages, filters, what is done, and how wrong questions are answered (RELIABILITY 6.1)."""
+"""The routes of the dead letters on a real Redis: pages, filters, what is done, and how wrong questions are answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking health URLs: hostile servers, names that lead elsewhere, and a canary that must hear nothing (RELIABILITY 6.2)."""
+"""Asking health URLs: hostile servers, names that lead elsewhere, and a canary that must hear nothing."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_a_redirect_is_not_followed(canary: tuple[int, list[bytes]]) -> None:
     assert not heard
 
 
-#: RELIABILITY 6.2; %d is the canary's port.
+#: %d is the canary's port.
 _CORPUS = [
     *("http://127.1:%d/", "http://0x7f.0.0.1:%d/", "http://2130706433:%d/", "http://0177.0.0.1:%d/", "http://0:%d/", "http://0.0.0.0:%d/"),
     *("http://\u2460\u2461\u2466.\u24ea.\u24ea.\u2460:%d/", "http://127.0.0.1.:%d/", "http://[::ffff:127.0.0.1]:%d/", "http://[64:ff9b::7f00:1]:%d/"),

@@ -1,4 +1,4 @@
-"""Names that come over HTTP have no markup and no control characters, texts for people are one line, tickets may have any id (RELIABILITY 6.4)."""
+"""Names that come over HTTP have no markup and no control characters, texts for people are one line, tickets may have any id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no HTTP client sends: requests that two parsers could read in two ways, over raw sockets, to the real server (RELIABILITY 6.1)."""
+"""What no HTTP client sends: requests that two parsers could read in two ways, over raw sockets, to the real server."""
 
 from __future__ import annotations
 

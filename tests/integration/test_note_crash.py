@@ -12,7 +12,7 @@ from common.run_log import CRASHED, decode
 from common.streams import pairs
 from consumer.journal import Former
 from consumer.policy.quarantine import Left
-from consumer.predecessor import Predecessor, note_crash
+from consumer.predecessor import note_crash, tell_of
 from master.leader_steps import LeaderSteps
 from tests.integration.factories import Owner, World, plan
 from tests.integration.memory import full_memory
@@ -249,11 +249,10 @@ def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]]
 
 def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1)), left(b"99-1", Attempts(1))])
-    predecessor = Predecessor(world.link.url, world.keys, former, 100)
-    predecessor.tell()
-    predecessor.tell()
-    assert attempts(world) == {b"1-1": Attempts(1, 0, 1)}
+    tell_of(world.link.url, world.keys, former, 100)
     assert world.link.call("XLEN", world.keys.runs) == 1
+    tell_of(world.link.url, world.keys, former, 100)
+    assert attempts(world) == {b"1-1": Attempts(1, 0, 1)}
     [record] = [record for record in caplog.records if record.getMessage() == "handler_crashed"]
     assert record.facts == {"ticket": "T", "id": "1-1", "fence": 5, "attempt": 1, "failures": 0, "crashes": 1}  # type: ignore[attr-defined]
 
@@ -261,12 +260,12 @@ def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(world: Wor
 def test_while_redis_cannot_be_told_it_is_not_told(world: World, dead: Owner) -> None:
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
     with pytest.raises(RedisTrouble):
-        Predecessor("redis://127.0.0.1:1", world.keys, former, 100).tell()
+        tell_of("redis://127.0.0.1:1", world.keys, former, 100)
 
 
 def test_a_redis_that_refuses_the_note_does_not_keep_anybody_from_work(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
     world.link.call("RPUSH", world.keys.attempts, "somebody else's")
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
     with world.unchanged():
-        Predecessor(world.link.url, world.keys, former, 100).tell()
+        tell_of(world.link.url, world.keys, former, 100)
     assert "attempts_not_noted" in [record.getMessage() for record in caplog.records]

@@ -1,4 +1,4 @@
-"""Hostile texts, wherever a page shows what others write: parsed as a browser does, nothing of them is markup (RELIABILITY 6.4)."""
+"""Hostile texts, wherever a page shows what others write: parsed as a browser does, nothing of them is markup."""
 
 from __future__ import annotations
 

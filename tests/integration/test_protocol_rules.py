@@ -1,4 +1,4 @@
-"""The leader's side of the rules of DESIGN 5 that are marked *: for each the counter-example that showed that it is needed.
+"""The leader's side of the rules without which order or ownership breaks: for each the counter-example that showed that it is needed.
 
 Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
 """

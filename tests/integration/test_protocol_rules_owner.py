@@ -1,4 +1,4 @@
-"""The owner's side of the rules of DESIGN 5 that are marked *: inbox, acknowledgements, giving up, and the drain between the two sides.
+"""The owner's side of the rules without which order or ownership breaks: inbox, acknowledgements, giving up, and the drain between the two sides.
 
 Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
 """

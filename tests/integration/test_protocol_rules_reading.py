@@ -1,4 +1,4 @@
-"""DESIGN 5.3 and what became of it: new entries are only looked at, and the hand-over takes them, or nothing of them.
+"""Reading: new entries are only looked at, and the hand-over takes them, or nothing of them.
 
 Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
 """

@@ -12,11 +12,11 @@ from common.metrics import Metrics
 from common.redis_client import Link
 from common.registration import Registration
 from master import roster
+from master.change_watch import ChangeWatch
 from master.elector import Lead
-from master.halts import ChangeWatch
 from master.leading import Leading
 from master.long_leases import shorten_leases
-from master.mailbox import Changed
+from master.mailbox import ChangedElsewhere
 from master.membership import Membership
 from master.place import Place
 from master.roster import Member, RosterReader, read_roster
@@ -153,7 +153,7 @@ def test_a_new_epoch_is_told_all_of_it_and_without_the_lead_nobody_is_known(worl
 
 def test_a_consumer_that_registers_at_whichever_master_is_heard_of_by_all(world: World) -> None:
     """By the stream that every master waits at: the leader need not wait until all registrations are read again."""
-    heard: list[Changed] = []
+    heard: list[ChangedElsewhere] = []
     woken: list[None] = []
     changes = ChangeWatch(world.link, world.keys.changed, heard.append, lambda: woken.append(None))
     changes.look(None)

@@ -1,5 +1,5 @@
 """A script is not rolled back. So what could fail is looked at first: a key that holds something else than it should stops a step before it
-has changed anything, whichever key and whichever step it is (RELIABILITY C15)."""
+has changed anything, whichever key and whichever step it is."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ def test_only_changes_under_the_prefixes_are_announced(redis_url: str) -> None:
 
 
 def test_an_idle_subscription_is_less_than_a_kibibyte(url: str, mode: Mode) -> None:
-    """Key, position, and its place in the book; the budget is DESIGN 11's, the figure of the bench is that of the process."""
+    """Key, position, and its place in the book; the figure of the bench is that of the process."""
     count = 5000
     keys = [b"tenant:%06d:tickets" % number for number in range(count)]
     with running(url, mode) as router:

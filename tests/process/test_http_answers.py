@@ -1,4 +1,4 @@
-"""RELIABILITY.md 6.1, the table of answers, row by row: sent over raw sockets to real masters (a leader and a standby) on a real Redis.
+"""The table of HTTP answers, row by row: sent over raw sockets to real masters (a leader and a standby) on a real Redis.
 
 Where a row of the design promises something else than we do, ``instead_of`` has its answer and the row says why. What is looked at more closely
 elsewhere is in `tests/integration/test_master_api*.py` and `test_serving*.py`; these rows say that a whole master does it too.

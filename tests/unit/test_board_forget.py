@@ -150,10 +150,10 @@ def _hidden() -> Board:
     return board
 
 
-def _gathering() -> Board:
+def _being_read() -> Board:
     board = _hidden()
-    assert board.to_gather() is not None
-    board.gathered([(entry_id, b"A") for entry_id in ids(1)], b"1-0")
+    assert board.to_read() is not None
+    board.was_read([(entry_id, b"A") for entry_id in ids(1)], b"1-0")
     return board
 
 
@@ -211,7 +211,7 @@ def _condemned_and_new() -> Board:
 
 _BOARDS = [
     *(_empty, _nobody, _runs, _full_window, _half_window, _ready, _homeless, _no_room, _one_is_full, _draining, _recovering, _recovered, _unsure),
-    *(_returned, _ending, _halted, _hidden, _gathering, _slowed, _slowed_and_new, _paused, _paused_and_new, _unloaded, _condemned),
+    *(_returned, _ending, _halted, _hidden, _being_read, _slowed, _slowed_and_new, _paused, _paused_and_new, _unloaded, _condemned),
     _condemned_and_new,
 ]
 

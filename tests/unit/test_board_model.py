@@ -249,7 +249,7 @@ class BoardMachine(RuleBasedStateMachine):
     def the_leader_hears_of_it(self) -> None:
         self.leader.hear()
 
-    @precondition(lambda self: self.board.to_gather() or self.board.ending_page(1))
+    @precondition(lambda self: self.board.to_read() or self.board.ending_page(1))
     @rule()
     def a_page_is_read_again_or_ended(self) -> None:
         self.leader.reopen()
@@ -482,7 +482,7 @@ class Walk:
             (1, machine._owned, lambda: machine.an_owner_ends_a_tail(some())),
             (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),
             (3, lambda: machine.leader.has_news, machine.the_leader_hears_of_it),
-            (4, lambda: machine.board.to_gather() or machine.board.ending_page(1), machine.a_page_is_read_again_or_ended),
+            (4, lambda: machine.board.to_read() or machine.board.ending_page(1), machine.a_page_is_read_again_or_ended),
             (2, machine._free_names, lambda: machine.a_consumer_starts(some(), rng.randint(1, 5))),
             (2, lambda: machine.redis.leases, lambda: machine.a_lease_ends_or_changes(some(), rng.choice(["", "", "draining", "revoked"]))),
             (4, machine._draining, lambda: machine.a_ticket_is_given_back(some())),

@@ -41,7 +41,6 @@ def test_a_run_in_which_all_went_well_has_no_findings_however_the_notes_are_sort
     random.Random(2).shuffle(notes)
     verdict = judge(notes, tickets)
     assert _violations(verdict) == (0, 0, 0, 0)
-    assert verdict.kept_order
     assert verdict.handled == 500
     assert verdict.seconds == pytest.approx(499_900e-9)
     assert verdict.per_second == pytest.approx(500 / 499_900e-9)
@@ -71,14 +70,11 @@ def test_a_message_that_nobody_sent_makes_up_for_none() -> None:
 def test_a_message_after_a_later_one_is_out_of_order() -> None:
     verdict = judge(_notes((1, 3, 0, 1), (1, 1, 2, 3), (1, 2, 4, 5), (2, 1, 0, 1)), [1, 1, 1, 2])
     assert _violations(verdict) == (0, 0, 2, 0)
-    assert verdict.tickets_out_of_order == 1
-    assert not verdict.kept_order
 
 
 def test_two_of_a_ticket_at_the_same_time_overlap() -> None:
     verdict = judge(_notes((1, 1, 0, 100), (1, 2, 99, 200), (1, 3, 200, 300)), [1, 1, 1])
     assert _violations(verdict) == (0, 0, 0, 1)
-    assert not verdict.kept_order
 
 
 def test_a_long_one_overlaps_all_that_start_before_its_end() -> None:

@@ -415,28 +415,28 @@ def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken
     assert lane is not None
     lane.queue.popleft()
     keeper.hold(lane)
-    keeper.end(b"T", 1, b"1-0")
+    keeper.close_fence(b"T", 1, b"1-0")
     assert not keeper.held_ids(), "they may be handed over to us again"
     keeper.add([messages(b"T", 3), messages(b"U", 4)])
     assert keeper.held_ids() == {b"4-0"}
-    assert keeper.ended_fences() == [], "Redis has not said so yet: the inbox may still get more"
-    keeper.ended(b"T", 1)
-    assert keeper.ended_fences() == [(b"T", 1)]
+    assert keeper.closed_fences() == [], "Redis has not said so yet: the inbox may still get more"
+    keeper.fence_is_closed(b"T", 1)
+    assert keeper.closed_fences() == [(b"T", 1)]
     keeper.add([messages(b"T", 1, 2, fence=2)])
     keeper.let_go([lane])
     keeper.merge_early(lane)
     assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
-    keeper.forget_ended([(b"T", 1)])
-    assert keeper.ended_fences() == []
+    keeper.forget_closed([(b"T", 1)])
+    assert keeper.closed_fences() == []
 
 
 def test_an_ended_fence_is_not_forgotten_with_the_one_before_it() -> None:
     keeper = LaneKeeper()
-    keeper.end(b"T", 1, b"1-0")
-    keeper.ended(b"T", 1)
-    before = keeper.ended_fences()
-    keeper.end(b"T", 2, b"1-0")
-    keeper.ended(b"T", 1)
-    keeper.forget_ended(before)
+    keeper.close_fence(b"T", 1, b"1-0")
+    keeper.fence_is_closed(b"T", 1)
+    before = keeper.closed_fences()
+    keeper.close_fence(b"T", 2, b"1-0")
+    keeper.fence_is_closed(b"T", 1)
+    keeper.forget_closed(before)
     keeper.add([messages(b"T", 2, fence=2)])
     assert not keeper.held_ids()

@@ -10,7 +10,6 @@ from master.policy.explain_facts import BoardFacts
 from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
 from master.policy.stuck import Parked
 from master.policy.tickets import Standing
-from master.rule_work import glance, parked_of
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
 
 
@@ -25,9 +24,9 @@ def of(ticket: bytes, *numbers: int) -> list[tuple[bytes, bytes]]:
 def read_all(board: Board, master: dict[bytes, bytes], page: int = 500) -> int:
     """What is under ``master`` (id -> ticket) is read until nothing more is wanted. Returns the pages."""
     pages = 0
-    while (start := board.to_gather()) is not None:
+    while (start := board.to_read()) is not None:
         found = [(entry_id, ticket) for entry_id, ticket in master.items() if rank(entry_id) > rank(start)][:page]
-        board.gathered(found, found[-1][0] if found else None)
+        board.was_read(found, found[-1][0] if found else None)
         pages += 1
     return pages
 
@@ -78,13 +77,13 @@ class TestPause:
         assert board.parked == 0
         arrive(board, b"P", 4)
         assert board.parked == 0, "Redis keeps account of it now"
-        assert board.to_gather() is None, "and nobody reads it while it is paused"
+        assert board.to_read() is None, "and nobody reads it while it is paused"
         follow(board)
-        assert board.to_gather() == b"0-18446744073709551615"
-        board.gathered(of(b"P", 1, 2), b"2-0")
-        assert board.to_gather() == b"2-0"
-        board.gathered(of(b"P", 4), b"4-0")
-        board.gathered([], None)
+        assert board.to_read() == b"0-18446744073709551615"
+        board.was_read(of(b"P", 1, 2), b"2-0")
+        assert board.to_read() == b"2-0"
+        board.was_read(of(b"P", 4), b"4-0")
+        board.was_read([], None)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
 
     def test_a_plan_names_the_range_of_its_ids_while_redis_has_more_than_memory(self) -> None:
@@ -133,10 +132,10 @@ class TestPause:
         hand_over(board)
         board.unload()
         follow(board)
-        board.to_gather()
-        board.gathered(of(b"Q", 1), b"4-0")
+        board.to_read()
+        board.was_read(of(b"Q", 1), b"4-0")
         board.take_in(of(b"P", 3))
-        board.gathered([], None)
+        board.was_read([], None)
         assert hand_over(board) == {("c1:1", b"Q"): ids(1), ("c1:1", b"P"): ids(3)}
 
     def test_a_ticket_that_has_enough_is_read_on_later_from_where_it_was(self) -> None:
@@ -146,12 +145,12 @@ class TestPause:
         hand_over(board)
         board.unload()
         follow(board)
-        board.to_gather()
-        board.gathered(of(b"P", 1, 2, 3, 4), b"4-0")
+        board.to_read()
+        board.was_read(of(b"P", 1, 2, 3, 4), b"4-0")
         assert board.parked == 2
-        assert board.to_gather() is None
+        assert board.to_read() is None
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2)}
-        assert board.to_gather() == b"2-0"
+        assert board.to_read() == b"2-0"
 
     def test_what_nobody_wants_any_more_is_not_read(self) -> None:
         board = board_with("c1", window=1)
@@ -161,9 +160,9 @@ class TestPause:
         hand_over(board)
         board.unload()
         follow(board)
-        board.to_gather()
-        board.gathered(of(b"P", 1, 2), b"2-0")
-        assert board.to_gather() == b"89-18446744073709551615"
+        board.to_read()
+        board.was_read(of(b"P", 1, 2), b"2-0")
+        assert board.to_read() == b"89-18446744073709551615"
 
     def test_an_unloaded_ticket_stays_unloaded_while_it_is_paused_by_another_rule(self) -> None:
         board = board_with("c1")
@@ -172,7 +171,7 @@ class TestPause:
         hand_over(board)
         board.unload()
         follow(board, rule("?", target=Target.PATTERN))
-        assert board.to_gather() is None
+        assert board.to_read() is None
 
 
 class TestSlow:
@@ -229,10 +228,10 @@ class TestSlow:
             pass
         looked_for: list[bytes] = []
         monkeypatch.setattr(Board, "due_of", lambda _, ticket: looked_for.append(ticket))
-        assert {parked_of(board, name) for name in names[-5:]} == {Parked(1, True)}
-        assert parked_of(board, b"unknown") is None
+        assert {board.parked_of(name) for name in names[-5:]} == {Parked(1, True)}
+        assert board.parked_of(b"unknown") is None
         assert looked_for == []
-        assert glance(board, names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
+        assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
         assert looked_for == [names[-1]], "that is what looks through them"
 
     def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
@@ -242,7 +241,7 @@ class TestSlow:
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
         board.unload()
         assert board.parked == 5
-        assert board.to_gather() is None, "it has enough for now"
+        assert board.to_read() is None, "it has enough for now"
         for second in (2.5, 5.0, 7.5):
             plan = board.plan(1000, NOW + second)
             assert plan is not None

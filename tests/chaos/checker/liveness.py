@@ -1,4 +1,4 @@
-"""Liveness and hygiene: recovery within the stated bound, quiescence, no leaks, and that the faults did bite. RELIABILITY.md 4.3."""
+"""Liveness and hygiene: recovery within the stated bound, quiescence, no leaks, and that the faults did bite."""
 
 from __future__ import annotations
 

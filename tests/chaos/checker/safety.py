@@ -1,4 +1,4 @@
-"""Safety: nothing lost, nothing out of order, one effect, tokens that only grow. Rule names are those of RELIABILITY.md 4.2.
+"""Safety: nothing lost, nothing out of order, one effect, tokens that only grow.
 
 What is not visible from outside is not decided here: who was granted what without starting anything (S5), and the leader's commands (S7).
 """

@@ -1,4 +1,4 @@
-"""The 15 bugs of RELIABILITY 5.5, put back: each of them must turn something red."""
+"""The 15 bugs, put back: each of them must turn something red."""
 
 from __future__ import annotations
 
