@@ -51,8 +51,10 @@ class Changed(NamedTuple):
     def told(self) -> str:
         """For people who see nothing else of it."""
         rule = self.rule or self.former
-        about = f"{rule.action.value} {rule.target.value} {printable(rule.value)}".rstrip() if rule is not None else "rule"
-        return f"{about}: {self.note}"
+        if rule is None:
+            return self.note
+        what = "drain" if rule.target is Target.CONSUMER else rule.action.value
+        return f"{f'{what} {rule.target.value} {printable(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
         """For programs."""

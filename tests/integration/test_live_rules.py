@@ -156,7 +156,7 @@ class TestChange:
         assert pause(rules, b"T*", Target.PATTERN).handed_over == 3
         assert pause(rules, b"", Target.EVERYTHING).handed_over == 4
         told = pause(rules, b"a", Target.CONSUMER)
-        assert told.told == "pause consumer a: set; 4 already handed over will finish"
+        assert told.told == "drain consumer a: set; 4 already handed over will finish"
         assert pause(rules, b"T\x1b").told == "pause ticket T\\x1b: set; nothing of it is in processing"
 
     @pytest.mark.parametrize("spoilt", ["rules", "counters", "changed", "actions"])
