@@ -11,7 +11,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.backoff import backoff_s
 from common.clock import now_s
@@ -179,7 +179,9 @@ class Elector(Service):
         self._lead._set(None, url)
         if self._told_of != holder:
             self._told_of = holder
-            event(log, "stands_by", leader=url, stream=self._keys.stream)
+            is_former = url == self._holder.partition(" ")[2]
+            facts: dict[str, Any] = {"why": "the process that was here before has ended, and its lease has not"} if is_former else {}
+            event(log, "stands_by", leader=url, stream=self._keys.stream, **facts)
 
     def _elect(self, succeed: str) -> None:
         reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed))
