@@ -190,5 +190,5 @@ class Keys:
 
     def inbox(self, incarnation: str) -> str:
         """Stream: hand-overs to this incarnation, one record per call (form: lua/hand_over.lua). Written by hand_over, trimmed by its reader; it
-        goes with its incarnation: by deregister, with the last page of take_back, or by reap."""
+        goes with its incarnation: by deregister, with the last page of take_back, by reap, or when a successor registers."""
         return f"{self.prefix}inbox:{incarnation}"

@@ -330,7 +330,7 @@ class Dispatcher(Service):
         verdict = self.board.confirm(plan, reply)
         over = [entry_id for answer in reply.targets for entry_id in answer.gone]
         if over:
-            event(log, "entries_over", level=logging.WARNING, count=len(over), first=over[0], why="no body, or pending for nobody")
+            event(log, "entries_over", level=logging.WARNING, count=len(over), ids=b" ".join(over[:50]), why="gone, or not pending: see Lost group")
         self._unsure.update(verdict.unsure)
         if verdict.doubt:
             raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")

@@ -10,7 +10,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.backoff import backoff_s
 from common.clock import now_s
@@ -178,7 +178,9 @@ class Elector(Service):
         self._lead._set(None, url)
         if self._told_of != holder:
             self._told_of = holder
-            event(log, "stands_by", leader=url, stream=self._keys.stream)
+            is_ours = url == self._holder.partition(" ")[2]
+            facts: dict[str, Any] = {"why": "it has our address: the process before us, until its lease ends"} if is_ours else {}
+            event(log, "stands_by", leader=url, stream=self._keys.stream, **facts)
 
     def _elect(self, succeed: str) -> None:
         reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed))

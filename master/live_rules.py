@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from common.clock import wall_ms
 from common.errors import GroupMissing, UsherError
 from common.keys import HALTED, MASTER, Keys
+from common.printable import printable
 from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.streams import TicketStream, pairs
@@ -44,7 +45,16 @@ class Changed(NamedTuple):
         """For people."""
         at_least = "" if self.is_exact else "at least "
         running = f"; {at_least}{self.handed_over:,} already handed over will finish" if self.handed_over else "; nothing of it is in processing"
-        return f"{self.outcome} at version {self.version}" + (running if self.rule is not None else "")
+        return self.outcome + (running if self.rule is not None else "")
+
+    @property
+    def told(self) -> str:
+        """For people who see nothing else of it."""
+        rule = self.rule or self.former
+        if rule is None:
+            return self.note
+        what = "drain" if rule.target is Target.CONSUMER else rule.action.value
+        return f"{f'{what} {rule.target.value} {printable(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
         """For programs."""

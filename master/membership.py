@@ -92,10 +92,10 @@ class Membership:
         generation = int(self._scripts.run("next_generation", (keys.counters,), ()))
         new = asked.with_generation(generation)
         proven_dead = former is not None and held_later(asked.lock, former.lock)
-        former_lease = keys.lease(former.incarnation if former is not None else new.incarnation)
+        before = former.incarnation if former is not None else new.incarnation
         reply = self._scripts.run(
             "register",
-            (keys.consumers, former_lease, keys.lease(new.incarnation), keys.changed, keys.counters),
+            (keys.consumers, keys.lease(before), keys.lease(new.incarnation), keys.changed, keys.counters, keys.inbox(before)),
             (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0", generation),
         )
         if reply[0] == b"HELD":

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 _LONGEST_SHOWN = 160
@@ -57,6 +58,8 @@ class Finding:
 
 def explain(expected: Expected, seen: Any) -> str:
     """In words, what the difference is; with numbers and lists also which message it comes from."""
+    if all(_is_single(value) for value in (expected.whole, seen)):
+        return explain(Expected(tuple(map(_inside, expected.after))), _inside(seen))  # a table of one row, or of one value
     want = expected.whole
     for number, earlier in enumerate(expected.after[:-1]):
         if seen == earlier:
@@ -69,7 +72,8 @@ def explain(expected: Expected, seen: Any) -> str:
 
 
 def _about_numbers(expected: Expected, seen: Any) -> str:
-    steps = [later - earlier for earlier, later in zip(expected.after, expected.after[1:], strict=False) if _is_number(earlier)]
+    sums = [value if _is_number(value) else 0 for value in expected.after]  # before the first message a sum may be none
+    steps = [later - earlier for earlier, later in pairwise(sums)]
     difference = seen - expected.whole
     told = f"{shown(abs(difference))} too {'much' if difference > 0 else 'little'}"
     for number, step in enumerate(steps, start=1):
@@ -101,6 +105,15 @@ def _some(items: Counter[str]) -> list[str]:
 
 def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 1
+
+
+def _inside(value: Any) -> Any:
+    """The one element of a list; None for an empty one, and for all that is no list."""
+    return value[0] if isinstance(value, list) and value else None
 
 
 def _is_number(value: Any) -> bool:

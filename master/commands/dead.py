@@ -24,7 +24,7 @@ from master.commands.looking import console, fitted, letters_of, print_json, tab
 from master.commands.operator import caller
 from master.dead_letters import AT_ONCE, DeadLetters, Outcome
 from master.policy.explain import span
-from master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
+from master.policy.letters import DeadLetter, LetterFilter, Preview
 from master.web.pages.text import moment
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -82,7 +82,7 @@ def _table(letters: Sequence[DeadLetter]) -> Any:
             letter.message_id.decode(errors="replace"),
             f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason,
             letter.attempts,
-            "halted" if letter.policy == PARK else letter.policy,
+            letter.policy,
             _age(now_ms - letter.written_ms),
         )
         for letter in letters

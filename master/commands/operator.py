@@ -86,4 +86,4 @@ def tell(changed: Changed, as_json: bool) -> None:
     if as_json:
         print_json(changed.shown())
     else:
-        click.echo(changed.note)
+        click.echo(changed.told)

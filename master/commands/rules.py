@@ -94,7 +94,7 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
         print_json({"lifted": {chosen: None if changed is None else changed.shown() for chosen, changed in changes.items()}})
     else:
         for chosen, changed in changes.items():
-            click.echo(f"{chosen}: {'there is no such rule' if changed is None else changed.note}")
+            click.echo(f"{chosen}: {'there is no such rule' if changed is None else changed.told}")
     if None in changes.values():
         sys.exit(1)
 

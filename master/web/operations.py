@@ -9,7 +9,7 @@ A rule, everywhere::
 A change of the rules answers::
 
     {"outcome": "set" | "replaced" | "lifted", "version": 1829384756123, "rule": {...} | null, "former": {...} | null,
-     "handed_over": 3, "handed_over_is_exact": true, "note": "set at version 1829384756123; 3 already handed over will finish"}
+     "handed_over": 3, "handed_over_is_exact": true, "note": "set; 3 already handed over will finish"}
 
 Since it was answered nothing is handed over by the former rules; ``handed_over`` messages had been before, and go on to their end.
 

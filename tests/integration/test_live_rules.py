@@ -156,7 +156,8 @@ class TestChange:
         assert pause(rules, b"T*", Target.PATTERN).handed_over == 3
         assert pause(rules, b"", Target.EVERYTHING).handed_over == 4
         told = pause(rules, b"a", Target.CONSUMER)
-        assert told.note == f"set at version {told.version}; 4 already handed over will finish"
+        assert told.told == "drain consumer a: set; 4 already handed over will finish"
+        assert pause(rules, b"T\x1b").told == "pause ticket T\\x1b: set; nothing of it is in processing"
 
     @pytest.mark.parametrize("spoilt", ["rules", "counters", "changed", "actions"])
     def test_a_key_of_the_wrong_type_stops_it_before_anything_has_changed(self, world: World, rules: LiveRules, spoilt: str) -> None:

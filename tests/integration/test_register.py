@@ -29,7 +29,7 @@ def _asked(name: str = "a", lock: str = NO_LOCK) -> Registration:
 def _register(world: World, believed: bytes, new: Registration, former: str = "none:0", proof: str = "0") -> list[object]:
     """The bare script."""
     keys = world.keys
-    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation), keys.changed, keys.counters)
+    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation), keys.changed, keys.counters, keys.inbox(former))
     return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof, new.generation)))
 
 
@@ -81,6 +81,22 @@ def test_with_proof_that_the_former_process_is_dead_its_lease_ends_at_once(world
     assert _register(world, former.dump(), new, "a:7", "1") == [b"REGISTERED"]
     assert world.link.call("EXISTS", world.keys.lease("a:7")) == 0
     assert world.link.call("GET", world.keys.lease("a:8")) == b"live"
+
+
+def test_the_inbox_of_the_former_goes_with_its_registration_by_which_alone_the_janitor_may_know_of_it(world: World) -> None:
+    """The group was lost before anything was taken back, and no record names the dead one: nobody heard of its inbox any more."""
+    leader, dead = world.elect(), world.join("a")
+    ids = world.owned(leader, dead, b"T")
+    inbox = world.keys.inbox(dead.incarnation)
+    with pytest.raises(NameInUse):
+        world.join("a")
+    assert world.link.call("EXISTS", inbox) == 1, "it may live"
+    world.end_lease(dead)
+    successor = world.join("a")
+    assert world.link.call("EXISTS", inbox) == 0
+    assert [found.id for found in leader.take_back(dead.incarnation, 10).found] == ids, "what it had is in the pending list"
+    world.owned(leader, successor, b"U", b"9-1")
+    assert world.link.call("EXISTS", world.keys.inbox(successor.incarnation)) == 1
 
 
 def test_after_the_end_of_the_former_lease_the_name_is_free(world: World) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.commands.preflight import check_programs
@@ -94,6 +95,21 @@ def test_what_a_module_forks_at_its_import_is_not_waited_for_by_the_consumer(fol
         crew.start(1, ["c1"], "forks:handle")
         assert time.monotonic() - began_s < 25
         kill_all_of(folder)
+
+
+def test_a_process_that_a_module_starts_ends_by_the_signals_that_drain_its_consumer(folder: Path, link: Link) -> None:
+    """It had the consumer's way to take them, which nobody goes there: Ctrl-C of `usher up` waited for it for longer than a consumer may drain."""
+    module = "import multiprocessing, time\nchild = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\nchild.start()\n"
+    (folder / "starts.py").write_text(module + "def handle(message):\n    print('child', child.pid, flush=True)\n")
+    with Crew(folder, link.url) as crew:
+        crew.start(1, ["c1"], "starts:handle")
+        link.call("XADD", KEYS.stream, "*", "ticket_id", "42")
+        crew.until(lambda: "child " in crew.log(), 10, "the child is told")
+        child = psutil.Process(int(crew.log().partition("child ")[2].split()[0]))
+        child.terminate()
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 5, "it has ended")
+        assert crew.stop("c1") == 0
+        kill_all_of(folder)  # what the child process of the check has started
 
 
 def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path) -> None:

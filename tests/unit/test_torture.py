@@ -50,6 +50,16 @@ def test_lists_tell_what_is_too_much_or_missing(seen: Any, told: str) -> None:
     assert explain(Expected(([], ["a"], ["a", "b"], ["a", "b", "c"])), seen) == told
 
 
+@pytest.mark.parametrize("before", [[[None]], [[0]], []])
+def test_a_table_of_one_sum_is_told_as_a_number(before: Any) -> None:
+    """As a SELECT of a sum gives it. It was told as a list, of which an item is too often and another one missing."""
+    sums = Expected((before, [[1]], [[11]], [[111]]))
+    assert explain(sums, [[121]]) == "10 too much: your handler added message 2 twice"
+    assert explain(sums, [[112]]) == "1 too much: your handler added message 1 twice"
+    assert explain(sums, [[11]]) == "it is as after message 2: a later effect is missing or was overwritten"
+    assert explain(sums, before) == "it is as after message 0: no effect is there"
+
+
 def test_an_effect_that_shows_nothing_or_differs_by_nature_cannot_be_judged() -> None:
     assert trouble_with_effect(0, _SUMS, _SUMS) == ""
     assert "does not show what the handler does" in trouble_with_effect(111, _SUMS, _SUMS)

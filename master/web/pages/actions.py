@@ -137,13 +137,13 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
             except ValueError:
                 raise Problem(422, "invalid_fields", "the rate must be a number") from None
         changed = change_rule(port.operations, rule)
-        return go(form.get("back", "/rules"), f"{action} {target} {visible(value, 80)}: {changed.note}")
+        return go(form.get("back", "/rules"), changed.told)
 
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
         changed = port.operations.lift_rule(_text("id", 64), by_caller(_why()))
-        return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.note)
+        return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.told)
 
 
 def _job(port: PagePort, job_id: str) -> Job:
