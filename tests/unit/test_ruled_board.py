@@ -7,7 +7,7 @@ import pytest
 from common.stream_id import rank
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
-from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
+from master.policy.rules import Action, Buckets, Rule, Rulebook, Target, rule_id
 from master.policy.stuck import Parked
 from master.policy.tickets import Standing
 from master.rule_work import glance, parked_of
@@ -206,6 +206,21 @@ class TestSlow:
         assert plan is not None
         board.withdraw(plan)
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
+
+    def test_after_a_plan_that_did_not_happen_the_slowed_are_asked_once_and_not_with_every_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """There may be 100,000 of them."""
+        board = board_with("c1")
+        follow(board, rule("S", Action.SLOW, 1.0))
+        arrive(board, b"S", 1, 2)
+        plan = board.plan(100, NOW)
+        assert plan is not None
+        board.withdraw(plan)
+        hand_over(board)
+        asked: list[float] = []
+        monkeypatch.setattr(Buckets, "due_s", lambda *_: asked.append(NOW) or NOW)  # type: ignore[func-returns-value]
+        arrive(board, b"T", 3)
+        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
+        assert asked == []
 
     def test_a_slowed_ticket_costs_the_others_nothing(self) -> None:
         board = board_with("c1", window=3)
