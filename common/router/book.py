@@ -181,7 +181,8 @@ class Book:
     # -- what a reply means
 
     def shares(self, read: Read, entries: Sequence[Entry]) -> list[tuple[Place, Sequence[Entry]]]:
-        """Who gets what. A place that came, or went back, while the read was under way is behind it and gets nothing yet."""
+        """Who gets what. A place that came, or went back, while the read was under way is behind it and gets nothing yet: the stream is read
+        again for it."""
         found: list[tuple[Place, Sequence[Entry]]] = []
         after = rank(read.after)
         for place in read.stream.places:
@@ -189,7 +190,6 @@ class Book:
                 continue
             last = rank(place.last)
             if last < after:
-                read.stream.marks |= _AGAIN
                 continue
             share = entries if rank(entries[0].id) > last else [entry for entry in entries if rank(entry.id) > last]
             if share:

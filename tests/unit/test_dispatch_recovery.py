@@ -174,6 +174,12 @@ class TestRecords:
         assert hand_over(board) == {("c1:1", b"U"): ids(3)}
         assert (board.in_flight, board.parked) == (1, 0), "Redis has what is parked of a halted ticket"
 
+    def test_while_a_ticket_is_halted_nobody_looks_for_what_only_redis_has_of_it(self) -> None:
+        board = board_with("c1")
+        for owner, is_wanted in ((b"halted", False), (b"returned", True), (b"halted", False)):
+            board.set_record(b"T", owner, 7, ids(9), NOW)
+            assert (board.redis_has_more, board.to_gather() is not None) == (is_wanted, is_wanted)
+
     def test_a_ticket_whose_record_cannot_be_read_any_more_weighs_on_nobody_and_is_compared_now_and_then(self) -> None:
         board = board_with("c1")
         board.set_record(b"T", b"c1:1", 7, ids(1), NOW)

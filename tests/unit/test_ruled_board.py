@@ -84,8 +84,10 @@ class TestPause:
         board.gathered(of(b"P", 1, 2), b"2-0")
         assert board.to_gather() == b"2-0"
         board.gathered(of(b"P", 4), b"4-0")
+        assert board.redis_has_more
         board.gathered([], None)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
+        assert not board.redis_has_more
 
     def test_a_plan_names_the_range_of_its_ids_while_redis_has_more_than_memory(self) -> None:
         board = board_with("c1")
@@ -294,6 +296,17 @@ class TestDeadLetter:
         assert board.buried([doomed], []) == []
         assert not board.tickets
         assert board.parked == 0
+
+    def test_no_more_of_them_are_written_at_a_time_than_was_asked_for_however_many_tickets_they_are_of(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("", Action.DEAD_LETTER, target=Target.EVERYTHING))
+        arrive(board, b"D", 1, 2)
+        arrive(board, b"E", 3, 4)
+        arrive(board, b"F", 5)
+        assert hand_over(board) == {}
+        assert [(doomed.ticket, doomed.ids) for doomed in board.condemned(3)] == [(b"D", ids(1, 2)), (b"E", ids(3))]
+        assert [doomed.ids for doomed in board.condemned(2)] == [ids(1, 2)]
+        assert [doomed.ids for doomed in board.condemned(10)] == [ids(1, 2), ids(3, 4), ids(5)]
 
     def test_beyond_a_window_they_leave_memory_and_come_back(self) -> None:
         board = board_with("c1", window=2)
