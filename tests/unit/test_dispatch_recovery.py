@@ -180,6 +180,16 @@ class TestRecords:
             board.set_record(b"T", owner, 7, ids(9), NOW)
             assert (board.redis_has_more, board.to_gather() is not None) == (is_wanted, is_wanted)
 
+    def test_a_given_back_ticket_of_which_redis_has_nothing_is_read_again(self) -> None:
+        """Its entries were deleted; its record would stay for ever."""
+        board = board_with("c1")
+        for ticket in (b"T", b"U"):
+            for owner in (b"halted", b"returned"):
+                board.set_record(ticket, owner, 7, ids(9), NOW)
+        assert board.to_gather() is not None
+        assert board.gathered([(b"9-0", b"U")], None) == [b"T"]
+        assert hand_over(board) == {("c1:1", b"U"): ids(9)}
+
     def test_a_ticket_whose_record_cannot_be_read_any_more_weighs_on_nobody_and_is_compared_now_and_then(self) -> None:
         board = board_with("c1")
         board.set_record(b"T", b"c1:1", 7, ids(1), NOW)

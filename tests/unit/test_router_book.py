@@ -128,6 +128,19 @@ def test_what_was_announced_is_read_before_what_is_only_looked_at() -> None:
     assert [read.stream.key for read in plot.take()] == [b"c", b"a", b"b"]
 
 
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_what_was_announced_is_read_in_that_order_and_once_however_often_it_was(is_queued: bool) -> None:
+    plot = Plot()
+    for key in (b"a", b"b", b"c"):
+        plot.subscribe(key)
+    for read in [] if is_queued else plot.take():
+        plot.reply(read)
+    for number, key in enumerate(b"b c b a b".split()):
+        plot.add(key, number + 1)
+    assert plot.book.queued == (6 if is_queued else 3)
+    assert [read.stream.key for read in plot.take()] == [b"b", b"c", b"a"]
+
+
 def test_a_stream_that_nobody_listens_to_any_more_is_forgotten_also_while_it_is_queued_or_read() -> None:
     plot = Plot(in_turn=True)
     for when in ("queued", "read", "idle"):
@@ -168,6 +181,7 @@ def test_a_place_above_the_last_id_begins_anew_and_one_below_does_not() -> None:
     check = plot.reply(read)
     assert check is not None
     plot.add(b"a", 5, announce=False)  # it was, before the check was answered
+    assert plot.book.checked(check, b"9-0") == [], "whoever is at the end has missed nothing"
     assert plot.book.checked(check, b"5-0") == [high]
     assert (high.last, high.resets, low.last, low.resets) == (ZERO, 1, b"4-0", 0)
     plot.settle()
@@ -234,6 +248,8 @@ def test_a_place_that_is_held_or_does_not_know_its_end_yet_gets_nothing_of_a_rea
     plot.add(b"a", 1)
     plot.reply(read)
     assert plot.got == {reading: [b"1-0"], held: [], begins: []}
+    reading.held = True
+    assert plot.take() == [], "nobody wants anything"
     plot.settle()
     assert plot.got == {reading: [b"1-0"], held: [b"1-0"], begins: []}
 
