@@ -8,7 +8,7 @@ from master.policy.affinity import Affinity
 from master.policy.dispatch import Board
 from master.policy.plans import NOBODY
 from master.policy.tickets import Standing
-from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, planned
+from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, owner_of, planned
 
 
 class TestRecovery:
@@ -77,6 +77,16 @@ class TestRecovery:
         board.keep("c1:1")
         board.join("c1:1", "c1", 4, 100, False)
         assert hand_over(board) == {("c2:1", b"T"): ids(3)}
+
+    def test_a_ticket_that_was_all_done_before_its_owner_was_lost_waits_for_no_recovery(self) -> None:
+        board = board_with("c1", "c2")
+        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
+        board.lose("c1:1")
+        freed(board, "c1:1", b"T", ids(1))
+        arrive(board, b"T", 2)
+        assert hand_over(board) == {("c2:1", b"T"): ids(2)}
+        assert board.recovered("c1:1") == ()
+        assert owner_of(board, b"T") == "c2:1"
 
     def test_what_found_no_room_goes_to_whoever_is_left_when_a_consumer_is_lost(self) -> None:
         board = board_with("c1", capacity=1)

@@ -246,6 +246,10 @@ class TestWhatElseIsSaid:
         paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
         expected = "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"
         assert expected in self.sentences(paused)
+        for owner in (replace(OWNER, state="draining"), replace(OWNER, paused=PAUSE)):
+            waits = "what is parked waits until c3 is done with what it has, then others get it"
+            assert waits in self.sentences(owned(RUNS, parked=(C,), owner=owner))
+            assert waits not in self.sentences(owned(RUNS, parked=(C,)))
         assert expected in self.sentences(owned(RUNS, rules=(PAUSE,))), "who has paused a ticket is told what goes on all the same"
 
     def test_the_way_out_of_a_halt(self) -> None:
@@ -308,6 +312,12 @@ class TestWhatElseIsSaid:
             ("20-0", "unread", "18-0"),
         ]
         assert (rows[0]["attempt"], rows[0]["started_ms"], rows[1]["attempt"]) == (2, NOW - 41_000, None)
+        halted = explain(ticket(kind="halted", ids=(A, B), parked=(C,))).entries
+        assert [row.state for row in halted] == ["halted", "parked", "parked"]
+
+    def test_what_runs_is_told_whatever_else_its_owner_has(self) -> None:
+        for entries in ((RUNS, OwnEntry(B, "queued")), (OwnEntry(A, "queued"), replace(RUNS, id=B))):
+            assert explain(owned(*entries)).state == "running"
 
 
 _ids = st.lists(st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=4).map(tuple)

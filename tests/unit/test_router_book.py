@@ -182,6 +182,7 @@ def test_a_place_above_the_last_id_begins_anew_and_one_below_does_not() -> None:
     assert check is not None
     plot.add(b"a", 5, announce=False)  # it was, before the check was answered
     assert plot.book.checked(check, b"9-0") == [], "whoever is at the end has missed nothing"
+    assert plot.book.queued == 0
     assert plot.book.checked(check, b"5-0") == [high]
     assert (high.last, high.resets, low.last, low.resets) == (ZERO, 1, b"4-0", 0)
     plot.settle()
