@@ -27,6 +27,8 @@ def test_before_redis_7_it_is_told_of_what_is_there() -> None:
 def test_where_the_lag_is_not_known_it_is_still_told_what_comes() -> None:
     began = _BEGAN._replace(read=None, lag=None)
     assert rates([began, began._replace(time_ms=12_000, entries=5600)]) == (300.0, None)
+    began = _BEGAN._replace(lag=None)
+    assert rates([began, began._replace(time_ms=12_000, entries=5600, pending=50, read=4400)]) == (300.0, 225.0)
 
 
 @pytest.mark.parametrize("unknown", [{"read": None}, {"lag": None}, {"read": None, "lag": None}])
