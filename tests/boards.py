@@ -53,3 +53,14 @@ def owner_of(board: Board, ticket: bytes) -> str:
 
 def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[bytes]) -> list[str]:
     return board.acknowledged(incarnation, ticket, list(entry_ids))
+
+
+def wait_once(board: Board) -> None:
+    """A ticket waits in one place at most, and knows whether it does: one that waits in two is planned twice, and put aside twice whenever the rules
+    change."""
+    waiting = [*board._ready, *board._homeless, *board._paused, *(ticket for _, _, ticket in board._slowed), *board._condemned.values()]
+    waiting += [ticket for consumer in board.consumers.values() for ticket in consumer.waiting]
+    names = [ticket.name for ticket in waiting]
+    assert len(set(map(id, waiting))) == len(waiting), f"twice: {names}"
+    assert all(ticket.queued for ticket in waiting), names
+    assert {ticket.name for ticket in board.tickets.values() if ticket.queued} <= set(names)

@@ -79,9 +79,7 @@ def _of_rules(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
-    if not seen["has_group"]:
-        return []
-    oldest_ms = seen["oldest_ms"]
+    oldest_ms = seen["oldest_ms"]  # of what is pending: None without a group too, where nobody knows what is unread
     if seen["lag"] >= _LAG and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
         more = "" if seen["lag_is_exact"] else "more than "
         return [Alarm(WARN, f"The consumers are behind: {more}{seen['lag']:,} messages are unread", "/consumers")]

@@ -36,6 +36,8 @@ def rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
     if len(samples) < 2:
         return None, None
     first, last = samples[0], samples[-1]
+    if (first.read is None, first.lag is None) != (last.read is None, last.lag is None):
+        return None, None  # one counts all that ever was, the other what is there
     seconds = max(0.001, (last.time_ms - first.time_ms) / 1000)
     return _per_second(first.sent, last.sent, seconds), _per_second(first.done, last.done, seconds)
 

@@ -139,7 +139,7 @@ def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
 def changes(ticket: bytes, before: Seen, now: Seen) -> Iterator[Event]:
     """What has happened to a ticket between two looks at it."""
     row = now.row
-    handed = before.row["message_ids"] if before.row.get("owner") == row.get("owner") and before.row.get("fence") == row.get("fence") else ()
+    handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()
     if row["state"] == "processing" and (fresh := [one for one in row["message_ids"] if one not in handed]):
         facts = {name: row[name] for name in ("ticket_id", "owner", "consumer_name", "fence")}
         yield Event(ticket, "hand_over", {**facts, "message_ids": fresh})

@@ -23,7 +23,7 @@ from consumer.executor import Executor
 from consumer.handlers import Handler
 from consumer.lane_keeper import LaneKeeper, MessageLane
 from consumer.policy.acks import Failure, Finished
-from consumer.policy.batches import MessageFailed, TriedTogether, Verdict, judge
+from consumer.policy.batches import MessageFailed, TriedTogether, Verdict, goes_alone, judge
 from consumer.policy.outcome import Bury, RetryPolicy
 from tests.books import Book
 
@@ -62,6 +62,13 @@ class TestDeclared:
             batch(lambda messages: None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("past", [Attempts(1, 1), Attempts(1, 0, 1), Attempts(0, 0, 0, 1), None])
+def test_what_may_have_ended_a_process_or_has_no_body_shares_no_call(past: Attempts | None) -> None:
+    suspect = Message(b"A", b"1-0", 1, None if past is None else [], LEASE, past or NEVER)
+    assert goes_alone(suspect)
+    assert not goes_alone(message(b"A", 2))
+
+
 class TestJudge:
     A1, A2, A3, B1 = message(b"A", 1), message(b"A", 2), message(b"A", 3), message(b"B", 4)
     PARTS = ((A1, A2, A3), (B1,))
@@ -91,7 +98,10 @@ class TestJudge:
     def test_a_call_of_several_that_fails_as_a_whole_is_nobodys_fault_yet(self, raised: BaseException) -> None:
         verdicts = judge(self.PARTS, None, raised)
         assert [verdict.done for verdict in verdicts] == [0, 0]
-        assert all(isinstance(verdict.error, TriedTogether) and "boom" in str(verdict.error) for verdict in verdicts)
+        for verdict in verdicts:
+            assert isinstance(verdict.error, TriedTogether)
+            assert "boom" in str(verdict.error)
+            assert verdict.error.after_s == 0, "each is tried by itself at once"
 
     def test_a_call_of_one_that_fails_is_its_own_fault(self) -> None:
         error = ValueError()
@@ -101,10 +111,18 @@ class TestJudge:
         error = RetryLater(5)
         assert judge(self.PARTS, None, error) == [Verdict(0, error), Verdict(0, error)]
 
-    @pytest.mark.parametrize("returned", [True, ["1-0"], {"9-0": "x"}, {b"1-0": "x"}, {message(b"A", 9): "x"}])
-    def test_an_answer_that_cannot_be_meant_is_no_success(self, returned: Any) -> None:
+    @pytest.mark.parametrize(
+        ("returned", "why"),
+        [
+            (True, "None, or a mapping of the messages that failed; this one returned bool"),
+            (["1-0"], "this one returned list"),
+            *((odd, "no message of the call") for odd in ({"9-0": "x"}, {b"1-0": "x"}, {message(b"A", 9): "x"})),
+        ],
+    )
+    def test_an_answer_that_cannot_be_meant_is_no_success(self, returned: Any, why: str) -> None:
         [verdict] = judge([[self.B1]], returned, None)
         assert isinstance(verdict.error, TypeError)
+        assert why in str(verdict.error)
 
 
 class Runners:

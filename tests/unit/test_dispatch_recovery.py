@@ -8,7 +8,7 @@ from master.policy.affinity import Affinity
 from master.policy.dispatch import Board
 from master.policy.plans import NOBODY
 from master.policy.tickets import Standing
-from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, planned
+from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, owner_of, planned
 
 
 class TestRecovery:
@@ -77,6 +77,16 @@ class TestRecovery:
         board.keep("c1:1")
         board.join("c1:1", "c1", 4, 100, False)
         assert hand_over(board) == {("c2:1", b"T"): ids(3)}
+
+    def test_a_ticket_that_was_all_done_before_its_owner_was_lost_waits_for_no_recovery(self) -> None:
+        board = board_with("c1", "c2")
+        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
+        board.lose("c1:1")
+        freed(board, "c1:1", b"T", ids(1))
+        arrive(board, b"T", 2)
+        assert hand_over(board) == {("c2:1", b"T"): ids(2)}
+        assert board.recovered("c1:1") == ()
+        assert owner_of(board, b"T") == "c2:1"
 
     def test_what_found_no_room_goes_to_whoever_is_left_when_a_consumer_is_lost(self) -> None:
         board = board_with("c1", capacity=1)
@@ -173,6 +183,35 @@ class TestRecords:
         arrive(board, b"U", 3)
         assert hand_over(board) == {("c1:1", b"U"): ids(3)}
         assert (board.in_flight, board.parked) == (1, 0), "Redis has what is parked of a halted ticket"
+
+    def test_while_a_ticket_is_halted_nobody_looks_for_what_only_redis_has_of_it(self) -> None:
+        board = board_with("c1")
+        for owner, is_wanted in ((b"halted", False), (b"returned", True), (b"halted", False)):
+            board.set_record(b"T", owner, 7, ids(9), NOW)
+            assert (board.redis_has_more, board.to_gather() is not None) == (is_wanted, is_wanted)
+
+    def test_of_a_ticket_that_ends_go_all_up_to_its_last_id_and_what_came_later_goes_on(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 1, 2, 3, 4, 5)
+        board.set_record(b"T", b"tail", 7, ids(4), NOW)
+        assert hand_over(board) == {}
+        for expected, is_last in ((ids(1, 2), False), (ids(3, 4), True)):
+            page = board.ending_page(2)
+            assert page is not None
+            assert (page[0].name, *page[1:]) == (b"T", expected, is_last)
+            board.ended(*page)
+        assert board.ending_page(2) is None
+        assert hand_over(board) == {("c1:1", b"T"): ids(5)}
+
+    def test_a_given_back_ticket_of_which_redis_has_nothing_is_read_again(self) -> None:
+        """Its entries were deleted; its record would stay for ever."""
+        board = board_with("c1")
+        for ticket in (b"T", b"U"):
+            for owner in (b"halted", b"returned"):
+                board.set_record(ticket, owner, 7, ids(9), NOW)
+        assert board.to_gather() is not None
+        assert board.gathered([(b"9-0", b"U")], None) == [b"T"]
+        assert hand_over(board) == {("c1:1", b"U"): ids(9)}
 
     def test_a_ticket_whose_record_cannot_be_read_any_more_weighs_on_nobody_and_is_compared_now_and_then(self) -> None:
         board = board_with("c1")

@@ -106,6 +106,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(parked=(A,), rules=(PAUSE,)), "paused", "rule_pause"),
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
     ),
+    "parked, its ticket is paused": (
+        *(ticket(parked=(A,), rules=(replace(PAUSE, target=Target.TICKET, value="T"),)), "paused", "rule_pause"),
+        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, ticket)",
+    ),
     "parked, slowed": (
         *(ticket(parked=(A,), rules=(SLOW,), board=BoardFacts("open", 1, True, due_ms=NOW + 500)), "parked", "rule_slow"),
         "12-0 waits 0.5 s more: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)",
@@ -134,6 +138,14 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     "unread, everything is paused": (
         *(ticket(unread=(A,), lag=900, rules=(PAUSE,)), "paused", "rule_pause"),
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
+    ),
+    "unread, its ticket is paused": (  # the leader reads it all the same
+        *(ticket(unread=(A,), lag=900, rules=(replace(PAUSE, target=Target.PATTERN, value="T*"),)), "unread", "rule_pause"),
+        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, pattern T*)",
+    ),
+    "parked, as only the leader knows": (
+        *(ticket(board=BoardFacts("open", 3, True)), "parked", "about_to_move"),
+        "what is parked of it is handed over within moments by the leader http://m1",
     ),
     "halted": (
         *(ticket(kind="halted", fence=8, ids=(A, B), letter=replace(LETTER, id=b"%d-0" % (NOW - 7_200_000))), "halted", "halted"),
@@ -191,6 +203,7 @@ def test_every_state_has_its_words(name: str) -> None:
     facts, state, code, sentence = _TABLE[name]
     told = explain(facts)
     assert (told.state, told.reasons[0].code, told.reasons[0].text) == (state, code, sentence)
+    assert told.until_ms == 0 or told.until_ms > NOW - 60_000, "a time, or none is known"
 
 
 def test_every_state_is_in_the_table() -> None:
@@ -233,6 +246,10 @@ class TestWhatElseIsSaid:
         paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
         expected = "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"
         assert expected in self.sentences(paused)
+        for owner in (replace(OWNER, state="draining"), replace(OWNER, paused=PAUSE)):
+            waits = "what is parked waits until c3 is done with what it has, then others get it"
+            assert waits in self.sentences(owned(RUNS, parked=(C,), owner=owner))
+            assert waits not in self.sentences(owned(RUNS, parked=(C,)))
         assert expected in self.sentences(owned(RUNS, rules=(PAUSE,))), "who has paused a ticket is told what goes on all the same"
 
     def test_the_way_out_of_a_halt(self) -> None:
@@ -244,6 +261,18 @@ class TestWhatElseIsSaid:
         expected = "tickets of several streams are told apart by the stream here: ask for STREAM/ID, such as shop:3/T"
         assert expected in self.sentences(ticket(by_stream=True))
         assert expected not in self.sentences(replace(ticket(by_stream=True), ticket_id="shop:3/T"))
+
+    @pytest.mark.parametrize("facts", [ticket(kind="halted", ids=(A,)), ticket(kind="tail", ids=(A,)), ticket(delayed=1, due_ms=NOW + 1)])
+    def test_that_nobody_leads_is_said_where_it_matters_later(self, facts: Facts) -> None:
+        told = [[reason.code for reason in explain(replace(facts, leader=leader)).reasons] for leader in (LEADER, None)]
+        assert ["no_leader" in codes for codes in told] == [False, True]
+
+    def test_a_rule_that_waits_for_a_ticket_can_be_lifted(self) -> None:
+        assert explain(ticket(rules=(PAUSE,))).commands == (("lifts the rule of everything", "usher rules lift 71f1"),)
+
+    def test_what_ends_with_its_ticket_and_what_does_not(self) -> None:
+        told = explain(ticket(kind="tail", ids=(B,), parked=(A, B, C), unread=(b"19-0",)))
+        assert [row.state for row in told.entries] == ["ending", "ending", "parked", "unread"]
 
     def test_a_halted_ticket_may_be_paused_too(self) -> None:
         told = explain(ticket(kind="halted", ids=(A,), rules=(PAUSE,)))
@@ -283,6 +312,12 @@ class TestWhatElseIsSaid:
             ("20-0", "unread", "18-0"),
         ]
         assert (rows[0]["attempt"], rows[0]["started_ms"], rows[1]["attempt"]) == (2, NOW - 41_000, None)
+        halted = explain(ticket(kind="halted", ids=(A, B), parked=(C,))).entries
+        assert [row.state for row in halted] == ["halted", "parked", "parked"]
+
+    def test_what_runs_is_told_whatever_else_its_owner_has(self) -> None:
+        for entries in ((RUNS, OwnEntry(B, "queued")), (OwnEntry(A, "queued"), replace(RUNS, id=B))):
+            assert explain(owned(*entries)).state == "running"
 
 
 _ids = st.lists(st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=4).map(tuple)

@@ -138,6 +138,7 @@ def test_it_repeats_up_to_the_highest_id_that_is_noted_or_held() -> None:
         (Span(b"1-0", b"30-0"), (b"2-0", b"25-0")),
         (Span(b"3-0", b"30-0"), (b"9-0", b"25-0")),
         (Span(b"3-0", b"24-0"), (b"9-0", b"10-0")),
+        (Span(b"9-0", b"10-0"), (b"9-0", b"10-0")),
         (Span(b"11-0", b"24-0"), (None, None)),
         (Span(None, b"30-0"), (None, None)),
         (None, (None, None)),
@@ -159,6 +160,7 @@ def test_what_another_master_saved_since_counts_alone() -> None:
 
 def test_when_nothing_is_saved_memory_is_all_there_is() -> None:
     assert reached(None, Memory()) is None
+    assert reached(None, Memory().read(b"21-0", b"25-0")) is None, "it has never noted any"
     assert reached(None, Memory(DONE)) == DONE
     assert reached(None, Memory(OPEN).read(b"23-0", b"25-0")) == Position(b"25-0", b"10-0")
 

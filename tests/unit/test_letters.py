@@ -26,6 +26,8 @@ def _letter(letter_id: bytes = b"7000-0", **changed: bytes) -> DeadLetter:
 def test_a_letter_is_split_where_ours_ends_whatever_the_producer_calls_its_fields() -> None:
     theirs = [b"usher-fields", b"99", b"usher-id", b"theirs"]
     assert split_letter(_HEAD + theirs) == (_HEAD, theirs)
+    named_so = [b"usher-ticket", b"usher-fields", b"usher-fields", b"1"]
+    assert split_letter(named_so + theirs) == (named_so, theirs), "so may a ticket be called"
     assert split_letter([b"a", b"1"]) == ([b"a", b"1"], [])
 
 
@@ -35,6 +37,11 @@ def test_what_is_missing_or_no_number_hides_no_letter() -> None:
         assert (letter.id, letter.attempts, letter.fence, letter.reason) == (b"1-1", 0, 0, "")
     assert _letter().row()["ticket_id"] == "T\ufffd"
     assert (_letter().attempts, _letter().fence, _letter().written_ms, _letter().cut) == (3, 9, 7000, False)
+
+
+@pytest.mark.parametrize("name", [b"usher-fields-cut", b"usher-values-cut"])
+def test_a_letter_says_that_something_of_its_message_is_missing(name: bytes) -> None:
+    assert parse_letter(b"1-1", [*_HEAD, name, b"1"]).cut
 
 
 @pytest.mark.parametrize(

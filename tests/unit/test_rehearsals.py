@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from common.attempts import Attempts
 from common.rehearsal import DONE, LATER, RAISED, Ended, Piece, calls_of_handler
 from master.policy.letters import parse_letter
 from master.policy.rehearsals import WAITING, Before, Candidate, Rehearsed, exit_code, in_order, of_letter, redrive_command, unfit_of
 
 
-def letter(letter_id: bytes, message_id: bytes, reason: bytes = b"gave_up", policy: bytes = b"skip") -> Candidate:
-    head = [b"usher-id", message_id, b"usher-ticket", b"42", b"usher-reason", reason, b"usher-error", b"E: x", b"usher-policy", policy]
+def letter(letter_id: bytes, message_id: bytes, reason: bytes = b"gave_up", policy: bytes = b"skip", ticket: bytes = b"42") -> Candidate:
+    head = [b"usher-id", message_id, b"usher-ticket", ticket, b"usher-reason", reason, b"usher-error", b"E: x", b"usher-policy", policy]
     return of_letter(parse_letter(letter_id, head), b"42")
 
 
@@ -21,14 +23,17 @@ def entry(message_id: bytes) -> Candidate:
 
 
 def test_the_order_is_that_of_the_stream_and_a_letter_stands_for_its_entry() -> None:
-    found = in_order([entry(b"9-1"), letter(b"50-0", b"10-1"), entry(b"10-1"), entry(b"10-0"), letter(b"9-9", b"")])
-    assert [one.id for one in found] == ["9-1", "9-9", "10-0", "50-0"]
-    assert [one.id for one in in_order(found, 2)] == ["10-0", "50-0"]
+    given = [entry(b"9-1"), letter(b"50-0", b"10-1"), entry(b"10-1"), entry(b"10-2"), letter(b"9-9", b"")]
+    for candidates in itertools.permutations(given):
+        assert [one.id for one in in_order(candidates)] == ["9-1", "9-9", "50-0", "10-2"]
+    assert [one.id for one in in_order(given, 2)] == ["50-0", "10-2"]
 
 
 def test_a_letter_tells_why_and_which_ones_no_handler_gets() -> None:
     assert letter(b"1-1", b"1-0", policy=b"park").before.text() == "gave up: E: x (halted)"
     assert letter(b"1-1", b"1-0", reason=b"no_ticket_id").unfit == "no handler is ever given it (no_ticket_id)"
+    assert letter(b"1-1", b"1-0", ticket=b"").unfit == "", "one of a message without a ticket id, where these are spread"
+    assert letter(b"1-1", b"1-0", ticket=b"\xfe").unfit == "no handler is ever given it (ticket_id_not_utf8)"
     assert (unfit_of(b"42"), unfit_of(None), unfit_of(b"")) == ("", "", "no handler is ever given it (empty_ticket_id)")
 
 
@@ -44,8 +49,16 @@ def test_documents_keep_every_byte_of_the_message_and_show_it() -> None:
     flat = (b"ticket_id", bytes(range(256)))
     piece = letter(b"1-1", b"1-0").piece(flat)
     assert Piece.of(piece.document()) == piece
-    document = Rehearsed(Candidate(b"1-0", b"\xff1-0", Before(WAITING)), Ended(DONE)).document()
-    assert (document["ticket_id"], document["letter_id"], document["taken"]) == ("", None, True)
+    document = Rehearsed(Candidate(b"1-0", b"\xff1-0", Before(WAITING), known=Attempts(2, 1)), Ended(DONE)).document()
+    assert (document["ticket_id"], document["letter_id"], document["attempt"], document["taken"]) == ("", None, 3, True)
+
+
+def test_a_row_tells_what_it_is_and_how_it_went_before_and_now() -> None:
+    failed = Rehearsed(letter(b"1-1", b"1-0"), Ended(RAISED, "E: " + "y" * 1000))
+    kind, *told = failed.row()
+    assert (kind, *told[:3]) == ("letter", "1-1", "42", "gave up: E: x")
+    assert sum(map(len, told)) < 300, "a row, and not a page"
+    assert Rehearsed(entry(b"3-0"), Ended(DONE)).row()[:4] == ("message", "3-0", "42", "not read yet")
 
 
 @pytest.mark.parametrize("dump", ["", "Fatal Python error: Aborted", 'Thread 1:\n  File "/u/consumer/rehearsal.py", line 9 in main'])

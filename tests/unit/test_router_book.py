@@ -128,6 +128,19 @@ def test_what_was_announced_is_read_before_what_is_only_looked_at() -> None:
     assert [read.stream.key for read in plot.take()] == [b"c", b"a", b"b"]
 
 
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_what_was_announced_is_read_in_that_order_and_once_however_often_it_was(is_queued: bool) -> None:
+    plot = Plot()
+    for key in (b"a", b"b", b"c"):
+        plot.subscribe(key)
+    for read in [] if is_queued else plot.take():
+        plot.reply(read)
+    for number, key in enumerate(b"b c b a b".split()):
+        plot.add(key, number + 1)
+    assert plot.book.queued == (6 if is_queued else 3)
+    assert [read.stream.key for read in plot.take()] == [b"b", b"c", b"a"]
+
+
 def test_a_stream_that_nobody_listens_to_any_more_is_forgotten_also_while_it_is_queued_or_read() -> None:
     plot = Plot(in_turn=True)
     for when in ("queued", "read", "idle"):
@@ -140,6 +153,13 @@ def test_a_stream_that_nobody_listens_to_any_more_is_forgotten_also_while_it_is_
             plot.reply(reads[0])
         assert plot.take() == []
         assert not plot.book.streams, when
+
+
+def test_whoever_comes_and_goes_again_and_again_leaves_nothing_behind() -> None:
+    plot = Plot()
+    for _ in range(3):
+        plot.book.remove(plot.subscribe(b"a"))
+    assert plot.book.queued == 1
 
 
 def test_in_turn_means_that_every_stream_comes_again_behind_the_others() -> None:
@@ -160,7 +180,9 @@ def test_a_place_above_the_last_id_begins_anew_and_one_below_does_not() -> None:
     [read] = plot.take()
     check = plot.reply(read)
     assert check is not None
-    plot.add(b"a", 5)
+    plot.add(b"a", 5, announce=False)  # it was, before the check was answered
+    assert plot.book.checked(check, b"9-0") == [], "whoever is at the end has missed nothing"
+    assert plot.book.queued == 0
     assert plot.book.checked(check, b"5-0") == [high]
     assert (high.last, high.resets, low.last, low.resets) == (ZERO, 1, b"4-0", 0)
     plot.settle()
@@ -177,6 +199,60 @@ def test_a_check_says_nothing_about_places_that_came_or_moved_after_it_was_asked
     moved.last = b"5-0"
     assert plot.book.checked(check, b"3-0") == []
     assert came.resets == moved.resets == 0
+
+
+def test_a_place_above_what_was_found_is_checked_once_there_is_nothing_more_to_find() -> None:
+    plot = Plot()
+    plot.subscribe(b"a", b"9-0")
+    low = plot.subscribe(b"a")
+    [read] = plot.take()
+    assert plot.book.to_check(read, b"3-0", more=True) is None
+    low.last = b"3-0"
+    plot.book.finish(read, more=True)
+    [read] = plot.take()
+    assert read.check
+    check = plot.book.to_check(read, b"4-0")
+    assert check is not None
+    assert [last for _, last in check.places] == [b"9-0"]
+
+
+def test_when_anything_may_have_changed_every_stream_is_read_and_checked() -> None:
+    plot = Plot()
+    for key in (b"a", b"b"):
+        plot.subscribe(key)
+    for read in plot.take():
+        plot.reply(read)
+    assert plot.book.announced([b"a", b"unknown"]) == 1
+    assert [read.stream.key for read in plot.take()] == [b"a"]
+    plot.reply(*plot.under_way)
+    assert plot.book.announced(None) == plot.book.queued == 2
+    assert [(read.stream.key, read.check) for read in plot.take()] == [(b"a", True), (b"b", True)]
+
+
+def test_in_turn_what_is_to_be_checked_is_checked_once_when_its_turn_comes() -> None:
+    plot = Plot(in_turn=True)
+    plot.subscribe(b"a", b"5-0")
+    plot.reply(*plot.take())
+    plot.book.check_all()
+    for expected in (True, False):
+        [read] = plot.take()
+        assert read.check is expected
+        plot.reply(read)
+
+
+def test_a_place_that_is_held_or_does_not_know_its_end_yet_gets_nothing_of_a_read_under_way() -> None:
+    plot = Plot()
+    reading, held = plot.subscribe(b"a"), plot.subscribe(b"a")
+    [read] = plot.take()
+    begins = plot.subscribe(b"a", None)
+    held.held = True
+    plot.add(b"a", 1)
+    plot.reply(read)
+    assert plot.got == {reading: [b"1-0"], held: [], begins: []}
+    reading.held = True
+    assert plot.take() == [], "nobody wants anything"
+    plot.settle()
+    assert plot.got == {reading: [b"1-0"], held: [b"1-0"], begins: []}
 
 
 def test_a_place_at_the_beginning_needs_no_check() -> None:
@@ -220,8 +296,9 @@ def test_beginning_at_the_end_means_at_the_last_id_and_without_a_stream_at_the_b
     plot.add(b"a", 7)
     there, absent = plot.subscribe(b"a", None), plot.subscribe(b"b", None)
     assert plot.take() == []
-    for stream, last in zip(plot.book.take_unplaced(10), (b"7-0", None), strict=True):
-        plot.book.placed(stream, stream.places, last)
+    plot.book.not_placed(plot.book.take_unplaced(10))  # no answer came
+    for stream in plot.book.take_unplaced(10):
+        plot.book.placed(stream, stream.places, b"7-0" if stream.key == b"a" else None)
     assert (there.last, absent.last) == (b"7-0", ZERO)
     plot.add(b"a", 8)
     plot.add(b"b", 1)

@@ -7,7 +7,7 @@ import pytest
 from common.stream_id import rank
 from master.policy.dispatch import Board
 from master.policy.explain_facts import BoardFacts
-from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
+from master.policy.rules import Action, Buckets, Rule, Rulebook, Target, rule_id
 from master.policy.stuck import Parked
 from master.policy.tickets import Standing
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
@@ -83,8 +83,10 @@ class TestPause:
         board.was_read(of(b"P", 1, 2), b"2-0")
         assert board.to_read() == b"2-0"
         board.was_read(of(b"P", 4), b"4-0")
+        assert board.redis_has_more
         board.was_read([], None)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
+        assert not board.redis_has_more
 
     def test_a_plan_names_the_range_of_its_ids_while_redis_has_more_than_memory(self) -> None:
         board = board_with("c1")
@@ -206,6 +208,21 @@ class TestSlow:
         board.withdraw(plan)
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
 
+    def test_after_a_plan_that_did_not_happen_the_slowed_are_asked_once_and_not_with_every_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """There may be 100,000 of them."""
+        board = board_with("c1")
+        follow(board, rule("S", Action.SLOW, 1.0))
+        arrive(board, b"S", 1, 2)
+        plan = board.plan(100, NOW)
+        assert plan is not None
+        board.withdraw(plan)
+        hand_over(board)
+        asked: list[float] = []
+        monkeypatch.setattr(Buckets, "due_s", lambda *_: asked.append(NOW) or NOW)  # type: ignore[func-returns-value]
+        arrive(board, b"T", 3)
+        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
+        assert asked == []
+
     def test_a_slowed_ticket_costs_the_others_nothing(self) -> None:
         board = board_with("c1", window=3)
         follow(board, rule("S", Action.SLOW, 0.001))
@@ -278,6 +295,17 @@ class TestDeadLetter:
         assert board.buried([doomed], []) == []
         assert not board.tickets
         assert board.parked == 0
+
+    def test_no_more_of_them_are_written_at_a_time_than_was_asked_for_however_many_tickets_they_are_of(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("", Action.DEAD_LETTER, target=Target.EVERYTHING))
+        arrive(board, b"D", 1, 2)
+        arrive(board, b"E", 3, 4)
+        arrive(board, b"F", 5)
+        assert hand_over(board) == {}
+        assert [(doomed.ticket, doomed.ids) for doomed in board.condemned(3)] == [(b"D", ids(1, 2)), (b"E", ids(3))]
+        assert [doomed.ids for doomed in board.condemned(2)] == [ids(1, 2)]
+        assert [doomed.ids for doomed in board.condemned(10)] == [ids(1, 2), ids(3, 4), ids(5)]
 
     def test_beyond_a_window_they_leave_memory_and_come_back(self) -> None:
         board = board_with("c1", window=2)

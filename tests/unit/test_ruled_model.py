@@ -20,6 +20,7 @@ from master.policy.plans import NOBODY, HandOverPlan, HandOverReply
 from master.policy.ruled import Condemned
 from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
 from master.policy.tickets import Standing, Ticket
+from tests.boards import wait_once
 from tests.leader_model import Leader
 from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
@@ -165,6 +166,7 @@ class RuledMachine(BoardMachine):
 
     def all_is_well(self) -> None:
         super().all_is_well()
+        wait_once(self.board)
         for ticket in self.board.tickets.values():
             rule_of = self.board.rules.of(ticket.name)
             if ticket.above is not None and ticket.standing is Standing.OPEN and (rule_of is None or rule_of.action is not Action.PAUSE):

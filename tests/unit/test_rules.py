@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +17,23 @@ def rule(target: Target, value: str, action: Action = Action.PAUSE, rate: float 
     return Rule(target, value, action, rate, "why", "alice", id=rule_id(target, value))
 
 
+_RULES = st.builds(
+    lambda whom, what: rule(*whom, *what),
+    st.sampled_from([(target, value) for target in Target for value in ("a", "ab", "a*", "?", "*", "\udcfe")]),
+    st.sampled_from([(Action.PAUSE, None), (Action.DEAD_LETTER, None), (Action.SLOW, 5.0), (Action.SLOW, 0.5)]),
+)
+
+
 class TestRulebook:
+    @given(st.lists(_RULES, max_size=8, unique_by=lambda one: one.id), st.sampled_from([b"a", b"ab", b"a*", b"b", b"\xfe", unkeyed_ticket(b"5-1")]))
+    def test_the_rule_that_holds_is_the_strongest_of_all_that_fit(self, rules: list[Rule], ticket: bytes) -> None:
+        book = Rulebook(rules)
+        held, fit = book.of(ticket), book.all_of(ticket)
+        assert (held is None) == (not fit)
+        assert held is None or (held in fit and held.strength == fit[0].strength)
+        assert [one.strength for one in fit] == sorted((one.strength for one in fit), reverse=True)
+        assert {one.target for one in fit} <= set(Target) - {Target.CONSUMER}
+
     def test_the_strongest_of_those_that_fit_holds(self) -> None:
         slow, slower = rule(Target.EVERYTHING, "", Action.SLOW, 5.0), rule(Target.PATTERN, "a*", Action.SLOW, 1.0)
         ended, paused = rule(Target.PATTERN, "ab*", Action.DEAD_LETTER), rule(Target.TICKET, "abc")
@@ -60,6 +79,19 @@ class TestStored:
         read = parse(b"some-id", stored)
         assert (read.target, read.action, read.version) == (Target.EVERYTHING, Action.PAUSE, 0)
         assert "usher rules lift some-id" in read.told()
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            *({"rate_per_second": rate} for rate in (0, -1, float("inf"), float("nan"), "x", None)),
+            *({"value": 5}, {"reason": None}, {"who": ["alice"]}, {"target": "planet"}, {"action": None}),
+        ],
+    )
+    def test_a_rule_with_one_odd_part_pauses_everything_too(self, odd: dict[str, Any]) -> None:
+        stored = json.loads(dump(rule(Target.TICKET, "T", Action.SLOW, 2.0)))
+        assert parse(b"id", b"1 2 " + json.dumps(stored).encode()).target is Target.TICKET
+        read = parse(b"id", b"1 2 " + json.dumps(stored | odd).encode())
+        assert (read.target, read.action) == (Target.EVERYTHING, Action.PAUSE)
 
 
 class TestBuckets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,12 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
     assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; is tried again")
+    [row] = rows(head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)}))
+    assert (row["state"], row["why"]) == ("retrying", "its consumer is lost; is taken back"), "it tries nothing any more"
+
+
+def test_a_ticket_that_is_no_utf_8_hides_no_other() -> None:
+    assert [row["ticket_id"] for row in rows(head(b"T\xff"), head(b"U"))] == ["T\ufffd", "U"]
 
 
 def test_a_halted_ticket_is_told_at_once() -> None:
@@ -70,6 +77,7 @@ def test_a_halted_ticket_is_told_at_once() -> None:
     ("owner", "state", "why"),
     [
         (b"", "parked", "no consumer has it"),
+        (b"c1:1", "stuck", "handed over and not done yet"),
         (RETURNED, "returned", "waits for a new owner"),
         (TAIL, "ending", "goes to the dead letters"),
         (b"c2:1", "stuck", "drains"),
@@ -89,13 +97,16 @@ def test_what_a_rule_parks_is_told_with_the_rule() -> None:
     assert (row["state"], row["why"]) == ("paused", "paused by alice: stop (rule r1, pattern T*)")
     [row] = rows(head(), seen=_SEEN._replace(rules=Rulebook([rule])))
     assert row["state"] == "stuck", "what its owner has goes on"
+    slow = Rulebook([replace(rule, action=Action.SLOW, rate_per_second=2.0)])
+    [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=slow))
+    assert (row["state"], row["why"]) == ("parked", "is parked: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)")
 
 
 def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
     first, second = head(b"A", sent_ms=_NOW - 90_000, size=3), head(b"B", sent_ms=_NOW - 100_000)
     told = rows(first, second, seen=_SEEN._replace(parked={b"A": Parked(10, True)}))
     assert [(row["ticket_id"], row["behind"], row["behind_is_exact"]) for row in told] == [("B", 0, False), ("A", 12, True)]
-    assert rows(first, second, most=1)[0]["ticket_id"] == "B"
+    assert [row["ticket_id"] for row in rows(first, second, most=1)] == ["B"]
     assert oldest([first, second], 1) == [second]
 
 
@@ -122,7 +133,7 @@ def snapshot(**more: Any) -> dict[str, Any]:
     consumers = {"live": 2, "paused": 0, "draining": 0, "revoked": 0, "lost": 0} | more.pop("consumers", {})
     calm = {"time_ms": _NOW, "leader_url": "http://m", "halted": 0, "lag": 0, "lag_is_exact": True, "oldest_ms": None, "dead_letters": 0}
     calm["write_trouble"] = None
-    return calm | {"has_group": True, "broad_rules": [], "stuck": [], "stuck_most": 50, "consumers": consumers} | more
+    return calm | {"broad_rules": [], "stuck": [], "stuck_most": 50, "consumers": consumers} | more
 
 
 def told(**more: Any) -> list[tuple[str, str]]:
@@ -141,11 +152,30 @@ def test_when_all_is_well_that_is_said() -> None:
 def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
     assert told(consumers={"live": 0}, leader_url=None)[0] == ("bad", "No master leads: nothing is handed over")
     assert told(consumers={"live": 0})[0] == ("bad", "No consumer is live: nothing is handled")
+    for state in ("draining", "paused"):
+        assert told(consumers={"live": 0, state: 1}) == [("bad", "No consumer is live: those that drain or are paused take nothing more")]
     assert told(consumers={"lost": 1}, halted=2) == [
         ("bad", "2 tickets halted by a dead letter: redrive or drop it"),
         ("warn", "1 consumer lost; what they had is taken back"),
     ]
     assert told(lag=5000, oldest_ms=_NOW - 90_000) == [("warn", "The consumers are behind: 5,000 messages are unread")]
+
+
+@pytest.mark.parametrize(("lag", "oldest_ms", "is_behind"), [(1000, 60_000, True), (999, 90_000, False), (5000, 59_999, False), (5000, None, False)])
+def test_consumers_are_behind_when_much_is_unread_and_has_been_for_long(lag: int, oldest_ms: int | None, is_behind: bool) -> None:
+    [(level, text)] = told(lag=lag, oldest_ms=None if oldest_ms is None else _NOW - oldest_ms)
+    assert (level, text.startswith("The consumers are behind")) == (("warn", True) if is_behind else ("ok", False))
+
+
+def test_what_is_halted_is_told_whichever_way_it_was_seen() -> None:
+    bad = ("bad", "1 ticket halted by a dead letter: redrive or drop it")
+    assert told(stuck=[stuck(state="halted")]) == told(halted=1) == told(stuck=[stuck(state="halted")], halted=1) == [bad]
+
+
+def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
+    for state, says in (("stuck", "2 tickets or more are stuck"), ("paused", "2 paused tickets or more with messages")):
+        assert told(stuck=[stuck(state=state)] * 2, stuck_most=2)[0][1].startswith(says)
+        assert "or more" not in told(stuck=[stuck(state=state)] * 2, stuck_most=3)[0][1]
 
 
 def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
@@ -155,6 +185,7 @@ def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
 def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_it() -> None:
     trouble = {"text": "Redis refuses writes", "is_certain": True}
     assert told(write_trouble=trouble, leader_url=None)[0] == ("bad", "Redis refuses writes")
+    assert told(write_trouble=trouble) == [("bad", "Redis refuses writes")]
     assert told(write_trouble=trouble | {"is_certain": False}) == [("warn", "Redis refuses writes")]
     assert told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0] == ("bad", "Redis refuses writes"), "that nobody leads proves it"
 

@@ -17,7 +17,7 @@ _T = b"T1"
 
 
 class Done:
-    ticket, stream_id, fence, attempt, start_us, end_us = _T, b"5-1", 7, 2, 100, 200
+    ticket, stream_id, fence, attempt, start_us, end_us = _T, b"5-1", 7, 2, 100, 3_000_200
 
 
 def names(events: object) -> list[str]:
@@ -35,7 +35,10 @@ def test_a_position_is_read_as_it_was_written(text: str) -> None:
     assert position_text(ids) == ("0-0_0-0_0-0" if text == "0" else text)
 
 
-@pytest.mark.parametrize("text", ["", "1", "1-1", "1-1_2-2", "1-1_2-2_3-3_4-4", "1-1_2-2_x", "1-1_2-2_3-3\n", "1-1_2-2_3-" + "1" * 21])
+@pytest.mark.parametrize(
+    "text",
+    ["", "1", "1-1", "1-1_2-2", "1-1_2-2_3-3_4-4", "1-1_2-2_x", "1-1_2-2_3-3\n", "1-1_2-2_3-" + "1" * 21, "1-1_18446744073709551616-0_3-3"],
+)
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         parse_position(text)
@@ -59,7 +62,7 @@ def test_a_record_of_the_run_log_is_told_as_completions() -> None:
     record = encode("c1:3", [Done(), Done()])
     events = list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (_T,)))
     assert names(events) == ["completed"] * 2
-    assert events[0].data.items() >= {"ticket_id": "T1", "message_id": "5-1", "consumer": "c1:3", "fence": 7, "attempt": 2, "time_ms": 0}.items()
+    assert events[0].data.items() >= {"ticket_id": "T1", "message_id": "5-1", "consumer": "c1:3", "fence": 7, "attempt": 2, "time_ms": 3000}.items()
     assert list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (b"T2",))) == []
     assert list(events_of(RUNS, b"9-9", [b"other", b"x"], b"ticket_id", (_T,))) == []
 
@@ -72,7 +75,7 @@ def test_an_execution_that_ended_with_its_process_is_told_with_the_time_when_tha
 
 
 @pytest.mark.parametrize("ticket", ["plain", 'a"b\\c', "ä\n\x01", "日本"])
-@pytest.mark.parametrize("others", [0, 50])
+@pytest.mark.parametrize("others", [0, 3, 50])
 def test_a_ticket_is_found_in_a_record_whatever_it_is_called(ticket: str, others: int) -> None:
     done = Done()
     done.ticket = ticket.encode()
@@ -97,6 +100,8 @@ def test_what_changes_between_two_looks() -> None:
     assert list(changes(_T, more, done)) == []  # the run log tells
     [handed] = changes(_T, more, seen(b"c2:4 8 5-1 6-1"))
     assert (handed.data["owner"], handed.data["message_ids"]) == ("c2:4", ["5-1", "6-1"])
+    [handed] = changes(_T, more, seen(b"c1:3 8 5-1 6-1"))
+    assert (handed.data["fence"], handed.data["message_ids"]) == (8, ["5-1", "6-1"]), "the same consumer may get it anew"
     assert names(changes(_T, done, nothing)) == ["state"]
     assert names(changes(_T, first, seen(b"returned 7 5-1"))) == ["state"]
     assert names(changes(_T, first, seen(b"c1:3 7 5-1", m5_1=1))) == ["attempt"]
