@@ -188,7 +188,7 @@ class TestRecords:
         board = board_with("c1")
         for owner, is_wanted in ((b"halted", False), (b"returned", True), (b"halted", False)):
             board.set_record(b"T", owner, 7, ids(9), NOW)
-            assert (board.redis_has_more, board.to_gather() is not None) == (is_wanted, is_wanted)
+            assert (board.redis_has_more, board.to_read() is not None) == (is_wanted, is_wanted)
 
     def test_of_a_ticket_that_ends_go_all_up_to_its_last_id_and_what_came_later_goes_on(self) -> None:
         board = board_with("c1")
@@ -209,8 +209,8 @@ class TestRecords:
         for ticket in (b"T", b"U"):
             for owner in (b"halted", b"returned"):
                 board.set_record(ticket, owner, 7, ids(9), NOW)
-        assert board.to_gather() is not None
-        assert board.gathered([(b"9-0", b"U")], None) == [b"T"]
+        assert board.to_read() is not None
+        assert board.was_read([(b"9-0", b"U")], None) == [b"T"]
         assert hand_over(board) == {("c1:1", b"U"): ids(9)}
 
     def test_a_ticket_whose_record_cannot_be_read_any_more_weighs_on_nobody_and_is_compared_now_and_then(self) -> None:
