@@ -328,8 +328,14 @@ class HttpWorker(ThreadWorker):
         return kept
 
     def _keepalive_after(self, conn: Any, keepalive: Any) -> bool:
-        """gunicorn waits 5 s for a body that nobody asked for, to use the connection again."""
-        return bool(keepalive) and bool(conn.parser.finish_body(deadline=time.monotonic() + _UNASKED_S))
+        """gunicorn waits 5 s for a body that nobody asked for, to use the connection again, and as long anew for each byte of it."""
+        conn.sock.deadline_s = ends_s = time.monotonic() + _UNASKED_S
+        try:
+            return bool(keepalive) and bool(conn.parser.finish_body(deadline=ends_s))
+        except http_errors.ParseException:
+            return False  # late, or no HTTP: its request is answered already
+        finally:
+            conn.sock.deadline_s = None
 
     def handle_request(self, req: Any, conn: Any) -> Any:
         conn.sock.deadline_s = time.monotonic() + BODY_S

@@ -8,7 +8,7 @@ import ssl
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psutil
@@ -112,6 +112,25 @@ def test_the_next_request_that_came_with_a_body_over_tls_is_answered_at_once(tmp
         assert time.monotonic() - began < 5, "a poller does not see what is decrypted already"
     finally:
         running.kill()
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 60000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nea60\r\n"], ids=["a length", "chunks"])
+def test_a_body_that_nobody_asked_for_and_trickles_in_holds_no_thread(running: Running, framing: str) -> None:
+    with ExitStack() as connections:
+        opened = [connections.enter_context(closing(running.connect())) for _ in range(12)]
+        for connection in opened:
+            connection.sendall(f"GET / HTTP/1.1\r\nHost: a\r\n{framing}".encode())
+        until_s = time.monotonic() + 1
+        while time.monotonic() < until_s:
+            for connection in opened:
+                with suppress(OSError):  # it has been closed
+                    connection.sendall(b"b")
+            time.sleep(0.01)
+        for connection in opened:
+            connection.setblocking(False)  # it has ended by now
+            answered = connection.makefile("rb").read()
+            assert answered is not None and answered.count(b"HTTP/1.1") == 1
+            assert answered.startswith(b"HTTP/1.1 200")
 
 
 def test_who_asks_on_and_on_and_is_gone_costs_nothing(running: Running) -> None:
