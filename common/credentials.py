@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.changed_files import ChangedFiles
 from common.clock import now_s
 from common.errors import SettingsError, StartRefused
 from common.log import event
@@ -107,7 +108,7 @@ class Credentials:
         self._file = file
         self._lock = threading.Lock()  # of whoever reads the file again
         self._looked_s = now_s()
-        self._state = _state_of(file)
+        self._files = ChangedFiles(*([file] if file is not None else []))
         self._known = self._fixed if file is None else self._fixed | self._read(file)
 
     @property
@@ -137,12 +138,11 @@ class Credentials:
             return
         try:
             self._looked_s = now_s()
-            state = _state_of(self._file)
-            if state != self._state:
-                self._state = state
+            if self._files.are_new():
                 self._known = self._fixed | self._read(self._file)
                 event(log, "tokens_read_again", tokens=len(self._known))
         except SettingsError as unfit:
+            self._files.failed()
             event(log, "tokens_file_unusable", level=logging.ERROR, problems=list(unfit.problems), means="the tokens of before stay in use")
         finally:
             self._lock.release()
@@ -223,12 +223,3 @@ def _identity(words: list[str]) -> Identity | None:
     role, name, digest = Role(words[0]), words[1], words[2]
     fits = _NAME.fullmatch(name) and _DIGEST.fullmatch(digest) and (role is Role.CONSUMER or not name.endswith("*"))
     return Identity(role, name) if fits else None
-
-
-def _state_of(file: Path | None) -> tuple[int, ...]:
-    """What changes when the file does. None of it is there when the file is not: reading it says so."""
-    try:
-        found = file.stat() if file is not None else None
-    except OSError:
-        return ()
-    return () if found is None else (found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode)

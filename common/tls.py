@@ -7,6 +7,7 @@ import ssl
 import threading
 from pathlib import Path
 
+from common.changed_files import ChangedFiles
 from common.errors import SettingsError
 from common.log import event
 
@@ -21,19 +22,18 @@ class ServerTls:
         self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
         self._sockets = sockets
         self._lock = threading.Lock()
-        self._state = _look(self.cert, self._key)
+        self._files = ChangedFiles(self.cert, self._key)
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection. Files that cannot be used any more change nothing, and are told in the log."""
         with self._lock:
-            state = _look(self.cert, self._key)
-            if state != self._state:
-                self._state = state
+            if self._files.are_new():
                 try:
                     self._context = self._load()
                     event(log, "certificate_read_again", file=str(self.cert))
                 except SettingsError as unfit:
+                    self._files.failed()
                     event(log, "certificate_unusable", level=logging.ERROR, why=str(unfit), means="the certificate of before stays in use")
             return self._context
 
@@ -56,21 +56,21 @@ class ClientTls:
         """``ca``: authorities in PEM; None: those of the system. Nothing is read yet."""
         self._ca = None if ca is None else ca.expanduser()
         self._lock = threading.Lock()
-        self._state: tuple[tuple[int, int], ...] = ()
+        file = self._ca or ssl.get_default_verify_paths().cafile
+        self._files = ChangedFiles(*([Path(file)] if file else []))
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection. Raises OSError when no authorities can be read. Later unusable ones change nothing, as a server's."""
         with self._lock:
-            state = _look(self._ca or Path(ssl.get_default_verify_paths().cafile or ""))
-            if self._context is None or state != self._state:
+            if self._files.are_new() or self._context is None:
                 try:
                     self._context = self._load()
                 except OSError as unfit:
                     if self._context is None:
                         raise
+                    self._files.failed()
                     event(log, "authorities_unusable", level=logging.ERROR, why=str(unfit), means="those of before stay in use")
-                self._state = state
             return self._context
 
     def _load(self) -> ssl.SSLContext:
@@ -78,14 +78,3 @@ class ClientTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.hostname_checks_common_name = False
         return context
-
-
-def _look(*files: Path) -> tuple[tuple[int, int], ...]:
-    found = []
-    for file in files:
-        try:
-            stat = file.stat()
-            found.append((stat.st_mtime_ns, stat.st_ino))
-        except OSError:
-            found.append((0, 0))
-    return tuple(found)

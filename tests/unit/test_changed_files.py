@@ -1,0 +1,88 @@
+"""Files that are read again: when they are others, when we may read them at last, and once more after a while."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from common import changed_files, credentials
+from common.changed_files import ChangedFiles
+from common.credentials import Credentials, Identity, Role, line_of
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(changed_files, "now_s", lambda: now[0])
+    return now
+
+
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path, clock: list[float]) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("1")
+    files = ChangedFiles(one, two)
+    clock[0] += 1e6
+    assert not files.are_new()
+    two.write_text("2")
+    assert files.are_new()
+    assert not files.are_new()
+    one.unlink()
+    assert files.are_new()
+    clock[0] += 1e6
+    assert not files.are_new()
+
+
+def test_a_file_that_gets_another_mode_or_owner_is_read_again(tmp_path: Path, clock: list[float]) -> None:
+    """root writes a key, and gives it to us a moment later: neither text nor time of the text change by that."""
+    key = tmp_path / "key"
+    key.write_text("secret")
+    key.chmod(0o400)
+    files = ChangedFiles(key)
+    files.failed()
+    key.chmod(0o600)
+    assert files.are_new()
+    assert not files.are_new()
+
+
+def test_a_text_of_the_same_size_and_time_is_another_one(tmp_path: Path, clock: list[float]) -> None:
+    cert = tmp_path / "cert"
+    cert.write_text("old")
+    os.utime(cert, (1, 1))
+    files = ChangedFiles(cert)
+    cert.write_text("new")
+    os.utime(cert, (1, 1))
+    assert files.are_new()
+
+
+def test_after_a_try_that_failed_the_next_one_comes_in_a_while(tmp_path: Path, clock: list[float]) -> None:
+    files = ChangedFiles(tmp_path)
+    files.failed()
+    clock[0] += changed_files._AGAIN_S - 1
+    assert not files.are_new()
+    clock[0] += 2
+    assert files.are_new()
+    clock[0] += 1e6
+    assert not files.are_new(), "it was read"
+
+
+def test_a_token_that_was_taken_back_while_no_descriptor_was_left_ends_all_the_same(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "_LOOK_S", 0.0)
+    file = tmp_path / "tokens"
+    file.touch(mode=0o600)
+    file.write_text(line_of(Role.OPERATOR, "ann", "one"))
+    known = Credentials({}, file)
+    file.write_text(line_of(Role.OPERATOR, "bob", "another"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert known.find("one") is not None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    clock[0] += 100
+    assert known.find("one") is None
+    assert known.find("another") == Identity(Role.OPERATOR, "bob")
