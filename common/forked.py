@@ -2,16 +2,18 @@
 
 It has one thread, which came out of our runner with copies of all that waits. Going on in there it would handle its parent's messages a second time,
 under the same fence, speak on its parent's connections, free its parent's places in the journal, and keep the name lock for as long as the machine
-runs.
+runs. What signals do to a child is here too (``end_children_by``).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 
@@ -24,6 +26,29 @@ def call_in_children(method: Callable[[], None]) -> None:
             found()
 
     os.register_at_fork(after_in_child=in_child)
+
+
+def end_children_by(signals: Iterable[signal.Signals], handler: Callable[..., object]) -> None:
+    """Where ``handler`` takes these signals here, they end every child that is forked from now on.
+
+    The thread that forks holds them back meanwhile: one for the child that comes before its handlers are the default ones would be forgotten (Python
+    begins there without any that is still to be handled), or taken by ``handler``.
+    """
+    numbers, held = tuple(signals), threading.local()
+
+    def hold() -> None:
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def in_child() -> None:
+        for number in numbers:
+            if signal.getsignal(number) == handler:
+                signal.signal(number, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=in_child)
 
 
 class EndsInChildren:

@@ -29,6 +29,7 @@ from gunicorn.http import get_parser
 from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import ThreadWorker
 
+from common.forked import end_children_by
 from common.log import event
 from common.service import Ended, Service
 from common.serving_sockets import LATER, ClientSocket, Late, TlsSocket, Waits
@@ -95,13 +96,8 @@ class HttpWorker(ThreadWorker):
         super().init_signals()
         signal.signal(signal.SIGHUP, self.handle_exit)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        os.register_at_fork(after_in_child=self._signals_of_a_child)
-
-    def _signals_of_a_child(self) -> None:
-        """What a handler or its module forks (multiprocessing does) has no loop to drain by: a signal shall end it, not wake our loop."""
-        for number in ENDING:
-            if signal.getsignal(number) == self.handle_exit:
-                signal.signal(number, signal.SIG_DFL)
+        # What a handler or its module forks (multiprocessing does) has no loop to drain by: a signal shall end it, not wake our loop.
+        end_children_by(ENDING, self.handle_exit)
 
     def heed(self, signals: Any) -> None:
         """Take up signals that came between the fork and ``init_signals``: the arbiter's handlers put them in our copy of its queue."""

@@ -112,6 +112,20 @@ def test_a_process_that_a_module_starts_ends_by_the_signals_that_drain_its_consu
         kill_all_of(folder)  # what the child process of the check has started
 
 
+def test_a_process_that_is_ended_as_soon_as_it_was_started_ends(folder: Path, link: Link) -> None:
+    """The signal came before the child was done with having been forked, and was lost there: nearly always, if it came at once."""
+    module = "import multiprocessing, time\nFork = multiprocessing.get_context('fork')\n\ndef handle(message):\n    left = []\n"
+    module += "    for _ in range(20):\n        child = Fork.Process(target=time.sleep, args=(60,))\n        child.start()\n"
+    module += "        child.terminate()\n        child.join(0.5)\n        left += [child] * child.is_alive()\n        child.kill()\n"
+    (folder / "at_once.py").write_text(module + "    print('still there:', len(left), flush=True)\n")
+    with Crew(folder, link.url) as crew:
+        crew.start(1, ["c1"], "at_once:handle")
+        link.call("XADD", KEYS.stream, "*", "ticket_id", "42")
+        crew.until(lambda: "still there:" in crew.log(), 20, "the handler is done")
+        assert "still there: 0" in crew.log()
+        assert crew.stop("c1") == 0, "its own signals are not held back"
+
+
 def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path) -> None:
     (folder / "slow.py").write_text("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\n")
 
