@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import re
+import selectors
 import socket
 import ssl
 import sys
@@ -119,6 +120,16 @@ class ClientSocket(Deadlined):
 
 class TlsSocket(Deadlined, ssl.SSLSocket):  # type: ignore[misc]
     """One over TLS."""
+
+    def greet(self) -> int:
+        """Go on with the handshake: what the connection must be ready for first (of ``selectors``), 0 when it is done. Raises OSError."""
+        try:
+            self.do_handshake()
+        except ssl.SSLWantReadError:
+            return selectors.EVENT_READ
+        except ssl.SSLWantWriteError:
+            return selectors.EVENT_WRITE
+        return 0
 
     def take_ahead(self) -> bytes:
         ahead = super().take_ahead()

@@ -227,12 +227,8 @@ class HttpWorker(ThreadWorker):
             if self.cfg.is_ssl:
                 if not isinstance(conn.sock, TlsSocket):
                     conn.sock = ssl_wrap_socket(conn.sock, self.cfg)
-                try:
-                    conn.sock.do_handshake()
-                except ssl.SSLWantReadError:
-                    return selectors.EVENT_READ
-                except ssl.SSLWantWriteError:
-                    return selectors.EVENT_WRITE
+                if awaited := conn.sock.greet():
+                    return int(awaited)
             conn.initialized, conn.parser = True, get_parser(self.cfg, conn.sock, conn.client)
         conn.sock.early = conn.parser.unreader.take_buffered() + conn.sock.early
         if not conn.sock.has_request():
