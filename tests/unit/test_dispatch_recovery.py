@@ -190,6 +190,17 @@ class TestRecords:
             board.set_record(b"T", owner, 7, ids(9), NOW)
             assert (board.redis_has_more, board.to_read() is not None) == (is_wanted, is_wanted)
 
+    def test_what_comes_back_of_a_halted_ticket_is_read_again_in_order_once_it_moves(self) -> None:
+        """A stray below the message it waits for, too; until then all of it is Redis'."""
+        board = board_with("c1")
+        board.set_record(b"T", b"halted", 7, ids(5), NOW)
+        board.take_in([(entry_id, b"T") for entry_id in ids(3, 8)])
+        assert (board.parked, hand_over(board)) == (0, {})
+        board.set_record(b"T", b"returned", 7, ids(5), NOW)
+        assert board.to_read() == b"2-18446744073709551615"
+        board.was_read([(entry_id, b"T") for entry_id in ids(3, 5, 8)], None)
+        assert hand_over(board) == {("c1:1", b"T"): ids(3, 5, 8)}
+
     def test_of_a_ticket_that_ends_go_all_up_to_its_last_id_and_what_came_later_goes_on(self) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1, 2, 3, 4, 5)
