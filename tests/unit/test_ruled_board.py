@@ -251,6 +251,15 @@ class TestSlow:
         assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
         assert looked_for == [names[-1]], "that is what looks through them"
 
+    def test_a_ticket_is_told_to_fill_its_window_when_its_owner_has_as_much_of_it_as_it_may(self) -> None:
+        board = board_with("c1", window=2)
+        arrive(board, b"T", 1, 2, 3)
+        for limit, is_full in ((1, False), (1000, True)):
+            hand_over(board, limit=limit)
+            facts = board.glance(b"T", NOW, 1000)
+            assert facts is not None
+            assert facts.window_is_full == is_full
+
     def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
         board = board_with("c1")
         follow(board, rule("S", Action.SLOW, 0.4))
@@ -327,10 +336,11 @@ class TestDeadLetter:
     def test_a_ticket_that_a_drain_gave_back_is_read_again_after_its_last_letter(self) -> None:
         board = board_with("c1")
         follow(board, rule("D", Action.DEAD_LETTER))
-        board.set_record(b"D", b"returned", 5, ids(1), NOW)
+        board.set_record(b"D", b"returned", 5, ids(1, 2), NOW)
         assert hand_over(board) == {}
+        assert board.buried(board.condemned(1), []) == []
         [doomed] = board.condemned(10)
-        assert doomed.believed == b"returned 5"
+        assert (doomed.believed, doomed.ids) == (b"returned 5", ids(2))
         assert board.buried([doomed], []) == [b"D"]
         assert board.tickets[b"D"].standing is Standing.UNSURE
         board.clear_record(b"D")
@@ -344,6 +354,20 @@ class TestDeadLetter:
         condemned = board.condemned(10)
         assert board.buried(condemned, [b"D"]) == [b"D"]
         assert list(board.tickets[b"D"].parked) == ids(1)
+
+    @pytest.mark.parametrize("records", [(b"halted",), (b"tail",), (b"halted", b"returned")])
+    def test_nothing_ends_by_rule_while_the_ticket_is_halted_or_ends_or_is_not_read_again_and_afterwards_it_does(self, records: list[bytes]) -> None:
+        board = board_with("c1")
+        follow(board, rule("D", Action.DEAD_LETTER))
+        arrive(board, b"D", 1, 2)
+        hand_over(board)
+        for owner in records:
+            board.set_record(b"D", owner, 7, ids(1), NOW)
+        assert board.condemned(10) == []
+        board.set_record(b"D", b"returned", 7, ids(1), NOW)
+        read_all(board, dict.fromkeys(ids(1, 2), b"D"))
+        assert hand_over(board) == {}
+        assert [(doomed.believed, doomed.ids) for doomed in board.condemned(10)] == [(b"returned 7", ids(1, 2))]
 
     def test_a_rule_that_was_lifted_in_time_ends_nothing(self) -> None:
         board = board_with("c1")
