@@ -275,6 +275,27 @@ class TestSlow:
         assert read_all(board, dict.fromkeys(ids(*range(5, 13)), b"S")) == 1
         assert list(board.tickets[b"S"].parked) == ids(5, 6, 7, 8, 9)
 
+    @pytest.mark.parametrize(("held", "kept"), [(rule("S", Action.SLOW, 0.1), ids(2, 3)), (rule("S"), [])])
+    def test_what_leaves_memory_in_the_midst_of_its_reading_is_read_once_more(self, held: Rule, kept: list[bytes]) -> None:
+        """Else it would be passed over: what comes behind it would run before it, or instead of it."""
+        board = board_with("c1")
+        follow(board, rule("S"))
+        arrive(board, b"S", *range(1, 12))
+        hand_over(board)
+        board.unload()
+        follow(board, rule("S", Action.SLOW, 1.0))
+        board.to_read()
+        board.was_read(of(b"S", *range(1, 9)), b"8-0")
+        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
+        follow(board, held)
+        assert hand_over(board) == {}
+        board.unload()
+        assert list(board.tickets[b"S"].parked) == kept
+        board.was_read(of(b"S", 9, 10, 11), None)
+        follow(board)
+        read_all(board, dict.fromkeys(ids(*range(2, 12)), b"S"))
+        assert hand_over(board) == {("c1:1", b"S"): ids(*range(2, 12))}
+
     def test_a_slow_rule_for_many_tickets_does_not_fill_memory(self) -> None:
         board = board_with("c1", capacity=1000)
         follow(board, rule("*", Action.SLOW, 0.1, Target.PATTERN))
