@@ -71,6 +71,13 @@ class TestRecovery:
         board.keep("c1:1")
         assert hand_over(board) == {("c1:1", b"T"): ids(3)}
 
+    def test_a_consumer_that_was_not_dead_after_all_gets_others_however_little_it_takes_at_a_time(self) -> None:
+        board = board_with("c1", capacity=1)
+        board.lose("c1:1")
+        board.keep("c1:1")
+        arrive(board, b"T", 1)
+        assert hand_over(board) == {("c1:1", b"T"): ids(1)}
+
     def test_a_ticket_that_was_done_while_its_owner_seemed_dead_is_bound_to_nobody(self) -> None:
         board = self.lost()
         freed(board, "c1:1", b"T", ids(1, 2))

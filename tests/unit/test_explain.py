@@ -233,6 +233,33 @@ class TestWhatElseIsSaid:
         more = owned(RUNS, board=BoardFacts("open", 70, False))
         assert "at least 71 wait behind 12-0, the next is 17-0" in self.sentences(more)
 
+    @pytest.mark.parametrize(
+        ("facts", "also"),
+        [
+            (ticket(parked=(A,)), ["12-0 was read by the leader and is parked: nobody has it"]),
+            (ticket(unread=(A,), lag=1), ["12-0 is in the stream and was not read yet; 1 entry of all tickets is unread"]),
+            (ticket(unread=(A,), lag=9000), ["12-0 is in the stream and was not read yet; 9,000 entries of all tickets are unread"]),
+            (
+                ticket(kind="returned", fence=8, ids=(A, B)),
+                [
+                    "12-0 was given back, by a drain or a redrive: whoever gets the ticket begins with it, under a fence above 8",
+                    "17-0 waits behind 12-0",
+                ],
+            ),
+        ],
+    )
+    def test_where_it_is_that_waits(self, facts: Facts, also: list[str]) -> None:
+        assert self.sentences(facts)[1:] == also
+
+    def test_a_rule_is_told_where_something_else_is_in_the_way_first(self) -> None:
+        told = explain(ticket(parked=(A,), crowd=Crowd(), rules=(SLOW,)))
+        assert [reason.code for reason in told.reasons] == ["no_consumers", "parked", "rule_too"]
+        assert told.reasons[-1].text == "a rule holds too: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)"
+        assert told.commands == (("lifts the rule of everything", "usher rules lift 71f1"),)
+        about_to_move = explain(ticket(parked=(A,), rules=(SLOW,)))
+        assert about_to_move.reasons[0].text.endswith(", but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1, everything))")
+        assert "rule_too" not in [reason.code for reason in explain(ticket(parked=(A,), rules=(PAUSE,))).reasons]
+
     def test_what_becomes_of_the_owner(self) -> None:
         assert "the lease of c3 ends in 4 s unless it is renewed" in self.sentences(owned(RUNS))
         assert any(told.startswith("consumer c3 is draining: ") for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="draining"))))

@@ -176,6 +176,19 @@ class TestPause:
         assert board.to_read() is None
 
 
+    def test_an_unloaded_ticket_of_which_nothing_is_left_is_nowhere_when_the_rule_is_lifted(self) -> None:
+        """Somebody has deleted its entries."""
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1)
+        hand_over(board)
+        board.unload()
+        board.clear_record(b"P")
+        assert read_all(board, {}) == 1
+        follow(board)
+        assert (dict(board.tickets), board.redis_has_more) == ({}, False)
+
+
 class TestSlow:
     def test_a_slowed_ticket_gets_its_tokens_and_no_more(self) -> None:
         board = board_with("c1")
