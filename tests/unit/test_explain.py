@@ -275,8 +275,10 @@ class TestWhatElseIsSaid:
         assert expected in self.sentences(paused)
         for owner in (replace(OWNER, state="draining"), replace(OWNER, paused=PAUSE)):
             waits = "what is parked waits until c3 is done with what it has, then others get it"
-            assert waits in self.sentences(owned(RUNS, parked=(C,), owner=owner))
-            assert waits not in self.sentences(owned(RUNS, parked=(C,)))
+            for more in ({"parked": (C,)}, {"unread": (C,)}, {"board": BoardFacts("open", 1, True)}):
+                assert waits in self.sentences(owned(RUNS, owner=owner, **more))
+                assert waits not in self.sentences(owned(RUNS, **more))
+            assert waits not in self.sentences(owned(RUNS, owner=owner)), "there is nothing else"
         assert expected in self.sentences(owned(RUNS, rules=(PAUSE,))), "who has paused a ticket is told what goes on all the same"
 
     def test_the_way_out_of_a_halt(self) -> None:

@@ -48,6 +48,15 @@ class TestPause:
         follow(board)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
 
+    def test_they_go_on_in_the_order_in_which_they_came(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("", target=Target.EVERYTHING))
+        for number, ticket in enumerate((b"P", b"Q", b"R"), 1):
+            arrive(board, ticket, number)
+        assert hand_over(board) == {}
+        follow(board)
+        assert [hand_over(board, limit=1) for _ in range(3)] == [{("c1:1", b"P"): ids(1)}, {("c1:1", b"Q"): ids(2)}, {("c1:1", b"R"): ids(3)}]
+
     def test_what_its_owner_has_goes_on_and_nothing_follows(self) -> None:
         board = board_with("c1")
         arrive(board, b"P", 1)
