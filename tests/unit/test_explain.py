@@ -191,6 +191,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(not_gathered=1, by_stream=True), "not_found", "not_gathered"),
         "nothing of it is in the work stream; 1 entry waits in the ticket streams to be gathered, and some may be of it",
     ),
+    "not found, more is parked": (
+        *(ticket(parked_is_exact=False), "not_found", "not_looked_through"),
+        "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
+    ),
     "not found": (
         *(ticket(unread_is_exact=False), "not_found", "not_looked_through"),
         "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
@@ -256,8 +260,9 @@ class TestWhatElseIsSaid:
         assert [reason.code for reason in told.reasons] == ["no_consumers", "parked", "rule_too"]
         assert told.reasons[-1].text == "a rule holds too: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)"
         assert told.commands == (("lifts the rule of everything", "usher rules lift 71f1"),)
-        about_to_move = explain(ticket(parked=(A,), rules=(SLOW,)))
-        assert about_to_move.reasons[0].text.endswith(", but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1, everything))")
+        for board in (None, BoardFacts("open", 1, True)):
+            [first, *_] = self.sentences(ticket(parked=(A,), rules=(SLOW,), board=board))
+            assert first.endswith(" http://m1, but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1, everything))")
         assert "rule_too" not in [reason.code for reason in explain(ticket(parked=(A,), rules=(PAUSE,))).reasons]
 
     def test_what_becomes_of_the_owner(self) -> None:
