@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.attempts import Attempts
 from master.owner_question import read_answer
-from master.policy.explain import explain
+from master.policy.explain import explain, span
 from master.policy.explain_facts import STATES, BoardFacts, Crowd, Facts, LeaderFacts, OwnEntry, OwnerFacts, OwnerTold
 from master.policy.letters import DeadLetter
 from master.policy.rules import Action, Rule, Target
@@ -175,6 +175,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(), "idle", "nothing_to_do"),
         "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
     ),
+    "idle, and the leader remembers its name": (
+        *(ticket(board=BoardFacts("unsure", 0, True)), "idle", "nothing_to_do"),
+        "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
+    ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
         "nothing of it is unread, parked or in processing; whether it has a dead letter is not known: not all were looked at",
@@ -210,6 +214,14 @@ def test_every_state_has_its_words(name: str) -> None:
     assert told.until_ms == 0 or told.until_ms > NOW - 60_000, "a time, or none is known"
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "words"),
+    [(10_000, "10 s"), (59_999, "59 s"), (60_000, "1 min 0 s"), (3_600_000, "1 h 0 min"), (172_799_999, "47 h 59 min"), (172_800_000, "2 days")],
+)
+def test_a_length_of_time_is_told_in_the_units_that_fit(milliseconds: int, words: str) -> None:
+    assert span(milliseconds) == words
+
+
 def test_every_state_is_in_the_table() -> None:
     assert {state for _, state, _, _ in _TABLE.values()} == set(STATES)
 
@@ -232,10 +244,12 @@ class TestWhatElseIsSaid:
     def test_who_waits_behind_whom(self) -> None:
         assert "17-0 waits behind 12-0" in self.sentences(owned(RUNS))
         assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,)))
-        assert "at least 2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), parked_is_exact=False))
+        for part in ({"parked_is_exact": False}, {"unread_is_exact": False}):
+            assert "at least 2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), **part))
         assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), board=BoardFacts("open", 1, False)))
         more = owned(RUNS, board=BoardFacts("open", 70, False))
         assert "at least 71 wait behind 12-0, the next is 17-0" in self.sentences(more)
+        assert "1 waits behind 12-0" in self.sentences(owned(RUNS, ids=(A,), board=BoardFacts("open", 1, True))), "which one only the leader knows"
 
     @pytest.mark.parametrize(
         ("facts", "also"),
@@ -264,6 +278,11 @@ class TestWhatElseIsSaid:
             [first, *_] = self.sentences(ticket(parked=(A,), rules=(SLOW,), board=board))
             assert first.endswith(" http://m1, but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1, everything))")
         assert "rule_too" not in [reason.code for reason in explain(ticket(parked=(A,), rules=(PAUSE,))).reasons]
+
+    def test_how_many_wait_where_nobody_knows_which_one_is_first(self) -> None:
+        for parked, has_all, told in ((3, True, "3 entries wait"), (1, False, "at least 1 entry waits")):
+            assert self.sentences(ticket(board=BoardFacts("open", parked, has_all)))[-1] == told
+        assert self.sentences(owned(ids=(), parked=(B, C)))[-1] == "2 wait behind ?, the next is 17-0"
 
     def test_what_becomes_of_the_owner(self) -> None:
         assert "the lease of c3 ends in 4 s unless it is renewed" in self.sentences(owned(RUNS))

@@ -185,6 +185,17 @@ class TestPause:
         assert board.to_read() is None
 
 
+    def test_a_paused_ticket_that_ends_stays_in_memory_and_its_letters_are_written(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1, 2)
+        hand_over(board)
+        board.set_record(b"P", b"tail", 7, ids(2), NOW)
+        board.unload()
+        page = board.ending_page(10)
+        assert page is not None
+        assert page[1:] == (ids(1, 2), True)
+
     def test_an_unloaded_ticket_of_which_nothing_is_left_is_nowhere_when_the_rule_is_lifted(self) -> None:
         """Somebody has deleted its entries."""
         board = board_with("c1")
@@ -206,7 +217,7 @@ class TestSlow:
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
         assert hand_over(board) == {}
         assert board.next_due_s() == NOW + 0.5
-        assert board.due_of(b"S") == NOW + 0.5
+        assert (board.due_of(b"S"), board.due_of(b"T")) == (NOW + 0.5, None)
         assert planned(board.plan(100, NOW + 0.4)) == {}
         plan = board.plan(100, NOW + 1.0)
         assert planned(plan) == {("c1:1", b"S"): ids(2, 3)}
