@@ -184,7 +184,6 @@ class TestPause:
         follow(board, rule("?", target=Target.PATTERN))
         assert board.to_read() is None
 
-
     def test_a_paused_ticket_that_ends_stays_in_memory_and_its_letters_are_written(self) -> None:
         board = board_with("c1")
         follow(board, rule("P"))
