@@ -208,6 +208,15 @@ class TestRecords:
         board.was_read([(entry_id, b"T") for entry_id in ids(3, 5, 8)], None)
         assert hand_over(board) == {("c1:1", b"T"): ids(3, 5, 8)}
 
+    def test_what_its_record_says_its_owner_has_is_not_parked_beside_that_when_it_is_read_again(self) -> None:
+        """Somebody has brought it to ``master`` by hand; the index counts."""
+        board = board_with("c1")
+        for owner in (b"halted", b"returned", b"c1:1"):
+            board.set_record(b"T", owner, 7, ids(5), NOW)
+        assert board.to_read() is not None
+        board.was_read([(entry_id, b"T") for entry_id in ids(5, 8)], None)
+        assert (list(board.tickets[b"T"].running), list(board.tickets[b"T"].parked)) == (ids(5), ids(8))
+
     def test_of_a_ticket_that_ends_go_all_up_to_its_last_id_and_what_came_later_goes_on(self) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1, 2, 3, 4, 5)
