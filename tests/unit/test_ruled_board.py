@@ -323,6 +323,7 @@ class TestSlow:
         assert hand_over(board) == {}
         board.unload()
         assert list(board.tickets[b"S"].parked) == kept
+        assert board.to_read() is None, "it has as much as it may, or may not go at all"
         board.was_read(of(b"S", 9, 10, 11), None)
         follow(board)
         read_all(board, dict.fromkeys(ids(*range(2, 12)), b"S"))
