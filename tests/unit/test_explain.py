@@ -95,8 +95,8 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         "12-0 waits for a consumer: none is registered and alive (is `usher consumer` running?)",
     ),
     "parked, all drain": (
-        *(ticket(parked=(A,), crowd=Crowd(draining=2, paused=1)), "parked", "none_accepts"),
-        "12-0 waits for a consumer that takes work: of 3 none does (1 paused, 2 draining, 0 revoked)",
+        *(ticket(parked=(A,), crowd=Crowd(draining=2, paused=1, revoked=4)), "parked", "none_accepts"),
+        "12-0 waits for a consumer that takes work: of 7 none does (1 paused, 2 draining, 4 revoked)",
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=Crowd(live=2)), "parked", "consumers_full"),
@@ -365,6 +365,7 @@ class TestWhatElseIsSaid:
             ("20-0", "unread", "18-0"),
         ]
         assert (rows[0]["attempt"], rows[0]["started_ms"], rows[1]["attempt"]) == (2, NOW - 41_000, None)
+        assert rows[2] == {"id": "18-0", "state": "parked", "attempt": None, "started_ms": None, "due_ms": None, "behind": "17-0"}
         halted = explain(ticket(kind="halted", ids=(A, B), parked=(C,))).entries
         assert [row.state for row in halted] == ["halted", "parked", "parked"]
 
