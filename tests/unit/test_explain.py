@@ -421,6 +421,41 @@ def test_whatever_the_facts_are_there_is_an_explanation(facts: Facts) -> None:
     assert document["summary"] == document["sentences"][0]
 
 
+class TestDocument:
+    """What programs read: what is not known, or not there, is null."""
+
+    def part(self, facts: Facts, *keys: str) -> dict[str, Any]:
+        document = explain(facts).document()
+        return {key: document[key] for key in keys}
+
+    def test_of_a_ticket_that_runs(self) -> None:
+        facts = owned(RUNS, parked=(C,), unread=(b"20-0",), rules=(SLOW,))
+        numbers = {"in_processing": 2, "parked": 1, "unread": 1, "fence": FENCE, "max_attempts": 5}
+        assert self.part(facts, *numbers) == numbers
+        told = {"waits_for": "the handler on c3", "until_ms": None, "leader_url": "http://m1", "rules": [SLOW.shown()]}
+        assert self.part(facts, *told) == told
+        owner = {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": False}
+        assert self.part(facts, "owner") == {"owner": owner}
+        paused = explain(owned(RUNS, owner=replace(OWNER, incarnation="odd", state="", paused=PAUSE))).document()["owner"]
+        assert paused == owner | {"name": "odd", "incarnation": "odd", "state": "lost", "paused": True}
+
+    def test_of_one_that_is_tried_again(self) -> None:
+        document = explain(owned(OwnEntry(A, "waiting", 2, NOW - 9, NOW + 90_000))).document()
+        assert document["until_ms"] == document["entries"][0]["due_ms"] == NOW + 90_000
+        assert document["entries"][0]["started_ms"] is None
+
+    def test_of_one_of_which_nothing_is_there(self) -> None:
+        nothing = dict.fromkeys(("waits_for", "until_ms", "owner", "fence", "max_attempts", "leader_url", "dead_letter", "last_dead_letter"))
+        assert self.part(Facts("T", NOW), *nothing) == nothing
+        empty: dict[str, Any] = {"entries": [], "rules": [], "commands": [], "in_processing": 0, "parked": 0, "unread": 0}
+        assert self.part(Facts("T", NOW), *empty) == empty
+        assert self.part(ticket(kind="halted", ids=(A, B)), "in_processing", "parked") == {"in_processing": 0, "parked": 1}
+
+    def test_no_more_entries_are_named_than_a_page_shows_and_all_are_counted(self) -> None:
+        document = explain(ticket(parked=tuple(b"%d-0" % number for number in range(1, 302)))).document()
+        assert (len(document["entries"]), document["parked"]) == (200, 301)
+
+
 class TestTheOwnersAnswer:
     def test_its_times_are_moved_to_our_clock(self) -> None:
         entry = {"id": "12-0", "state": "waiting", "attempt": 2, "started_ms": None, "due_ms": 5_000}
