@@ -57,7 +57,7 @@ def _owned(facts: Facts, owner: OwnerFacts) -> Explanation:
     head = next((told[entry_id] for entry_id in facts.ids if entry_id in told), None)
     run = next((entry for entry in told.values() if entry.state == "running"), None) or head
     state, reason, waits_for, until_ms = _doing(facts, owner, run)
-    reasons = [reason, *_lease(facts, owner), *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"")]
+    reasons = [reason, *_lease(facts, owner), *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"?")]
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         reasons += _later(facts)
     return Explanation(facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, tuple(_rule_commands(facts)))
@@ -287,7 +287,7 @@ def _later(facts: Facts) -> Iterator[Reason]:
 
 
 def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
-    """How many wait behind the first one."""
+    """How many wait behind the first one; all of them when that is not known, because only the leader's memory has them."""
     waiting = [entry_id for entry_id in (*facts.ids, *facts.parked, *facts.unread) if entry_id != first]
     count = len(waiting) + facts.hidden
     if not count:
@@ -295,11 +295,13 @@ def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
     # What Redis was asked for is all there is, unless memory knows of more.
     parked_is_exact = facts.parked_is_exact if not facts.hidden else facts.board is not None and facts.board.has_all
     exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
-    if count == 1 and waiting:
+    if not first:
+        yield Reason("behind", f"{exact}{many(count, 'entry waits', 'entries wait')}")
+    elif count == 1 and waiting:
         yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")
     else:
         following = f", the next is {_id(waiting[0])}" if waiting else ""
-        yield Reason("behind", f"{exact}{count:,} wait behind {_id(first)}{following}")
+        yield Reason("behind", f"{exact}{many(count, 'waits', 'wait')} behind {_id(first)}{following}")
 
 
 def _rows(facts: Facts, run: OwnEntry | None) -> Iterator[EntryRow]:

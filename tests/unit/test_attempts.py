@@ -28,6 +28,11 @@ def test_a_plain_number_of_a_former_version_is_that_many_failures() -> None:
     assert decode(b"4") == Attempts(4, 4, 0, 0)
 
 
+def test_only_a_message_that_nothing_went_wrong_with_asked_to_be_called_later() -> None:
+    assert Attempts(1).put_off
+    assert not any(known.put_off for known in (NEVER, Attempts(2, failures=1), Attempts(2, crashes=1), Attempts(2, losses=1)))
+
+
 @pytest.mark.parametrize(
     ("known", "max_attempts", "answer"),
     [

@@ -338,6 +338,23 @@ def test_a_paused_ticket_that_was_forgotten_and_came_again_goes_on_once_when_the
     assert (board.parked, board.in_flight, list(board.tickets)) == (0, 2, [b"A"])
 
 
+def test_the_slowed_who_were_there_before_the_news_go_on_when_each_one_is_due() -> None:
+    board = board_with("c1")
+    board.follow(Rulebook(Rule(Target.TICKET, name, Action.SLOW, rate) for name, rate in (("A", 1.0), ("B", 0.2), ("C", 0.5))))
+    arrive(board, b"A", 1)
+    hand_over(board)
+    freed(board, "c1:1", b"A", ids(1))
+    arrive(board, b"B", 2, 3)
+    arrive(board, b"C", 4, 5)
+    hand_over(board)
+    arrive(board, b"A", 6)
+    assert board.plan(1000, NOW) is None
+    assert board.next_due_s() == NOW + 1
+    board.forget([(b"6-0", b"A")])
+    assert board.next_due_s() == NOW + 2
+    assert planned(board.plan(1000, NOW + 2)) == {("c1:1", b"C"): ids(5)}
+
+
 def test_only_what_is_last_of_its_ticket_is_forgotten() -> None:
     """Others are no news: those that the board did not take because their ticket has them in processing, and those of halted tickets."""
     board = board_with("c1")

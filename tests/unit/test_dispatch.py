@@ -384,6 +384,7 @@ class TestTakeIn:
         assert not board.runs(b"T", b"1-0")
         assert board.has(b"T", b"1-0"), "nobody has taken it back"
         assert not board.has(b"T", b"2-0")
+        assert not board.has(b"U", b"1-0")
 
     def test_what_a_halted_ticket_waits_for_is_known_and_what_is_behind_it_is_not(self) -> None:
         board = board_with("c1")

@@ -71,6 +71,13 @@ class TestRecovery:
         board.keep("c1:1")
         assert hand_over(board) == {("c1:1", b"T"): ids(3)}
 
+    def test_a_consumer_that_was_not_dead_after_all_gets_others_however_little_it_takes_at_a_time(self) -> None:
+        board = board_with("c1", capacity=1)
+        board.lose("c1:1")
+        board.keep("c1:1")
+        arrive(board, b"T", 1)
+        assert hand_over(board) == {("c1:1", b"T"): ids(1)}
+
     def test_a_ticket_that_was_done_while_its_owner_seemed_dead_is_bound_to_nobody(self) -> None:
         board = self.lost()
         freed(board, "c1:1", b"T", ids(1, 2))
@@ -189,6 +196,26 @@ class TestRecords:
         for owner, is_wanted in ((b"halted", False), (b"returned", True), (b"halted", False)):
             board.set_record(b"T", owner, 7, ids(9), NOW)
             assert (board.redis_has_more, board.to_read() is not None) == (is_wanted, is_wanted)
+
+    def test_what_comes_back_of_a_halted_ticket_is_read_again_in_order_once_it_moves(self) -> None:
+        """A stray below the message it waits for, too; until then all of it is Redis'."""
+        board = board_with("c1")
+        board.set_record(b"T", b"halted", 7, ids(5), NOW)
+        board.take_in([(entry_id, b"T") for entry_id in ids(3, 8)])
+        assert (board.parked, hand_over(board)) == (0, {})
+        board.set_record(b"T", b"returned", 7, ids(5), NOW)
+        assert board.to_read() == b"2-18446744073709551615"
+        board.was_read([(entry_id, b"T") for entry_id in ids(3, 5, 8)], None)
+        assert hand_over(board) == {("c1:1", b"T"): ids(3, 5, 8)}
+
+    def test_what_its_record_says_its_owner_has_is_not_parked_beside_that_when_it_is_read_again(self) -> None:
+        """Somebody has brought it to ``master`` by hand; the index counts."""
+        board = board_with("c1")
+        for owner in (b"halted", b"returned", b"c1:1"):
+            board.set_record(b"T", owner, 7, ids(5), NOW)
+        assert board.to_read() is not None
+        board.was_read([(entry_id, b"T") for entry_id in ids(5, 8)], None)
+        assert (list(board.tickets[b"T"].running), list(board.tickets[b"T"].parked)) == (ids(5), ids(8))
 
     def test_of_a_ticket_that_ends_go_all_up_to_its_last_id_and_what_came_later_goes_on(self) -> None:
         board = board_with("c1")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.attempts import Attempts
 from master.owner_question import read_answer
-from master.policy.explain import explain
+from master.policy.explain import explain, span
 from master.policy.explain_facts import STATES, BoardFacts, Crowd, Facts, LeaderFacts, OwnEntry, OwnerFacts, OwnerTold
 from master.policy.letters import DeadLetter
 from master.policy.rules import Action, Rule, Target
@@ -95,8 +95,8 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         "12-0 waits for a consumer: none is registered and alive (is `usher consumer` running?)",
     ),
     "parked, all drain": (
-        *(ticket(parked=(A,), crowd=Crowd(draining=2, paused=1)), "parked", "none_accepts"),
-        "12-0 waits for a consumer that takes work: of 3 none does (1 paused, 2 draining, 0 revoked)",
+        *(ticket(parked=(A,), crowd=Crowd(draining=2, paused=1, revoked=4)), "parked", "none_accepts"),
+        "12-0 waits for a consumer that takes work: of 7 none does (1 paused, 2 draining, 4 revoked)",
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=Crowd(live=2)), "parked", "consumers_full"),
@@ -175,6 +175,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(), "idle", "nothing_to_do"),
         "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
     ),
+    "idle, and the leader remembers its name": (
+        *(ticket(board=BoardFacts("unsure", 0, True)), "idle", "nothing_to_do"),
+        "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
+    ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
         "nothing of it is unread, parked or in processing; whether it has a dead letter is not known: not all were looked at",
@@ -191,6 +195,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(not_gathered=1, by_stream=True), "not_found", "not_gathered"),
         "nothing of it is in the work stream; 1 entry waits in the ticket streams to be gathered, and some may be of it",
     ),
+    "not found, more is parked": (
+        *(ticket(parked_is_exact=False), "not_found", "not_looked_through"),
+        "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
+    ),
     "not found": (
         *(ticket(unread_is_exact=False), "not_found", "not_looked_through"),
         "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
@@ -204,6 +212,14 @@ def test_every_state_has_its_words(name: str) -> None:
     told = explain(facts)
     assert (told.state, told.reasons[0].code, told.reasons[0].text) == (state, code, sentence)
     assert told.until_ms == 0 or told.until_ms > NOW - 60_000, "a time, or none is known"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "words"),
+    [(10_000, "10 s"), (59_999, "59 s"), (60_000, "1 min 0 s"), (3_600_000, "1 h 0 min"), (172_799_999, "47 h 59 min"), (172_800_000, "2 days")],
+)
+def test_a_length_of_time_is_told_in_the_units_that_fit(milliseconds: int, words: str) -> None:
+    assert span(milliseconds) == words
 
 
 def test_every_state_is_in_the_table() -> None:
@@ -228,10 +244,45 @@ class TestWhatElseIsSaid:
     def test_who_waits_behind_whom(self) -> None:
         assert "17-0 waits behind 12-0" in self.sentences(owned(RUNS))
         assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,)))
-        assert "at least 2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), parked_is_exact=False))
+        for part in ({"parked_is_exact": False}, {"unread_is_exact": False}):
+            assert "at least 2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), **part))
         assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), board=BoardFacts("open", 1, False)))
         more = owned(RUNS, board=BoardFacts("open", 70, False))
         assert "at least 71 wait behind 12-0, the next is 17-0" in self.sentences(more)
+        assert "1 waits behind 12-0" in self.sentences(owned(RUNS, ids=(A,), board=BoardFacts("open", 1, True))), "which one only the leader knows"
+
+    @pytest.mark.parametrize(
+        ("facts", "also"),
+        [
+            (ticket(parked=(A,)), ["12-0 was read by the leader and is parked: nobody has it"]),
+            (ticket(unread=(A,), lag=1), ["12-0 is in the stream and was not read yet; 1 entry of all tickets is unread"]),
+            (ticket(unread=(A,), lag=9000), ["12-0 is in the stream and was not read yet; 9,000 entries of all tickets are unread"]),
+            (
+                ticket(kind="returned", fence=8, ids=(A, B)),
+                [
+                    "12-0 was given back, by a drain or a redrive: whoever gets the ticket begins with it, under a fence above 8",
+                    "17-0 waits behind 12-0",
+                ],
+            ),
+        ],
+    )
+    def test_where_it_is_that_waits(self, facts: Facts, also: list[str]) -> None:
+        assert self.sentences(facts)[1:] == also
+
+    def test_a_rule_is_told_where_something_else_is_in_the_way_first(self) -> None:
+        told = explain(ticket(parked=(A,), crowd=Crowd(), rules=(SLOW,)))
+        assert [reason.code for reason in told.reasons] == ["no_consumers", "parked", "rule_too"]
+        assert told.reasons[-1].text == "a rule holds too: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)"
+        assert told.commands == (("lifts the rule of everything", "usher rules lift 71f1"),)
+        for board in (None, BoardFacts("open", 1, True)):
+            [first, *_] = self.sentences(ticket(parked=(A,), rules=(SLOW,), board=board))
+            assert first.endswith(" http://m1, but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1, everything))")
+        assert "rule_too" not in [reason.code for reason in explain(ticket(parked=(A,), rules=(PAUSE,))).reasons]
+
+    def test_how_many_wait_where_nobody_knows_which_one_is_first(self) -> None:
+        for parked, has_all, told in ((3, True, "3 entries wait"), (1, False, "at least 1 entry waits")):
+            assert self.sentences(ticket(board=BoardFacts("open", parked, has_all)))[-1] == told
+        assert self.sentences(owned(ids=(), parked=(B, C)))[-1] == "2 wait behind ?, the next is 17-0"
 
     def test_what_becomes_of_the_owner(self) -> None:
         assert "the lease of c3 ends in 4 s unless it is renewed" in self.sentences(owned(RUNS))
@@ -248,8 +299,10 @@ class TestWhatElseIsSaid:
         assert expected in self.sentences(paused)
         for owner in (replace(OWNER, state="draining"), replace(OWNER, paused=PAUSE)):
             waits = "what is parked waits until c3 is done with what it has, then others get it"
-            assert waits in self.sentences(owned(RUNS, parked=(C,), owner=owner))
-            assert waits not in self.sentences(owned(RUNS, parked=(C,)))
+            for more in ({"parked": (C,)}, {"unread": (C,)}, {"board": BoardFacts("open", 1, True)}):
+                assert waits in self.sentences(owned(RUNS, owner=owner, **more))
+                assert waits not in self.sentences(owned(RUNS, **more))
+            assert waits not in self.sentences(owned(RUNS, owner=owner)), "there is nothing else"
         assert expected in self.sentences(owned(RUNS, rules=(PAUSE,))), "who has paused a ticket is told what goes on all the same"
 
     def test_the_way_out_of_a_halt(self) -> None:
@@ -312,6 +365,7 @@ class TestWhatElseIsSaid:
             ("20-0", "unread", "18-0"),
         ]
         assert (rows[0]["attempt"], rows[0]["started_ms"], rows[1]["attempt"]) == (2, NOW - 41_000, None)
+        assert rows[2] == {"id": "18-0", "state": "parked", "attempt": None, "started_ms": None, "due_ms": None, "behind": "17-0"}
         halted = explain(ticket(kind="halted", ids=(A, B), parked=(C,))).entries
         assert [row.state for row in halted] == ["halted", "parked", "parked"]
 
@@ -365,6 +419,41 @@ def test_whatever_the_facts_are_there_is_an_explanation(facts: Facts) -> None:
     assert all(document["sentences"])
     assert [reason["text"] for reason in document["reasons"]] == document["sentences"]
     assert document["summary"] == document["sentences"][0]
+
+
+class TestDocument:
+    """What programs read: what is not known, or not there, is null."""
+
+    def part(self, facts: Facts, *keys: str) -> dict[str, Any]:
+        document = explain(facts).document()
+        return {key: document[key] for key in keys}
+
+    def test_of_a_ticket_that_runs(self) -> None:
+        facts = owned(RUNS, parked=(C,), unread=(b"20-0",), rules=(SLOW,))
+        numbers = {"in_processing": 2, "parked": 1, "unread": 1, "fence": FENCE, "max_attempts": 5}
+        assert self.part(facts, *numbers) == numbers
+        told = {"waits_for": "the handler on c3", "until_ms": None, "leader_url": "http://m1", "rules": [SLOW.shown()]}
+        assert self.part(facts, *told) == told
+        owner = {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": False}
+        assert self.part(facts, "owner") == {"owner": owner}
+        paused = explain(owned(RUNS, owner=replace(OWNER, incarnation="odd", state="", paused=PAUSE))).document()["owner"]
+        assert paused == owner | {"name": "odd", "incarnation": "odd", "state": "lost", "paused": True}
+
+    def test_of_one_that_is_tried_again(self) -> None:
+        document = explain(owned(OwnEntry(A, "waiting", 2, NOW - 9, NOW + 90_000))).document()
+        assert document["until_ms"] == document["entries"][0]["due_ms"] == NOW + 90_000
+        assert document["entries"][0]["started_ms"] is None
+
+    def test_of_one_of_which_nothing_is_there(self) -> None:
+        nothing = dict.fromkeys(("waits_for", "until_ms", "owner", "fence", "max_attempts", "leader_url", "dead_letter", "last_dead_letter"))
+        assert self.part(Facts("T", NOW), *nothing) == nothing
+        empty: dict[str, Any] = {"entries": [], "rules": [], "commands": [], "in_processing": 0, "parked": 0, "unread": 0}
+        assert self.part(Facts("T", NOW), *empty) == empty
+        assert self.part(ticket(kind="halted", ids=(A, B)), "in_processing", "parked") == {"in_processing": 0, "parked": 1}
+
+    def test_no_more_entries_are_named_than_a_page_shows_and_all_are_counted(self) -> None:
+        document = explain(ticket(parked=tuple(b"%d-0" % number for number in range(1, 302)))).document()
+        assert (len(document["entries"]), document["parked"]) == (200, 301)
 
 
 class TestTheOwnersAnswer:

@@ -112,6 +112,7 @@ def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -
     assert restart(DONE, whole, lowest_held=b"25-0", known=(b"26-0", None)) == Restart(b"20-0", (b"20-1", b"26-0"))
     assert restart(OPEN, whole, known=(None, b"30-0")) == Restart(BELOW_OPEN, (b"10-0", b"30-0"))
     assert restart(OPEN, whole, known=(b"15-0", b"12-0")) == restart(OPEN, whole)
+    assert restart(DONE, whole, known=(b"22-0", b"26-0", b"24-0")) == Restart(b"20-0", (b"20-1", b"26-0")), "up to the highest of them"
     assert restart(DONE, Span(b"23-0", b"30-0"), known=(b"25-0",)) == Restart(b"20-0", (b"23-0", b"25-0")), "and nobody knows of anything lost"
     assert restart(DONE, Span(None, b"30-0"), known=(b"25-0",)) == Restart(b"20-0")
     assert restart(DONE, whole, saved=False, known=(b"25-0",)) == Restart(b"0-0", (b"1-0", b"25-0"))
@@ -190,6 +191,7 @@ def _check_small_case(delivered: int, done: tuple[bool, ...], kept: tuple[bool, 
     left = [entry for entry, is_kept in zip(entries, kept, strict=True) if is_kept]
     position = Position(entries[delivered - 1], open_ids[0] if open_ids else None)
     made = restart(position, Span(left[0] if left else None, entries[-1]))
+    assert not made.first_time, "an error is logged"
     comes = {entry for entry in left if rank(entry) > rank(made.start)}
     assert set(left) - set(entries[:delivered]) <= comes, "what was never read comes"
     assert set(open_ids) & set(left) <= comes, "what was not done comes"

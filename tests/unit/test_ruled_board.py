@@ -48,6 +48,15 @@ class TestPause:
         follow(board)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
 
+    def test_they_go_on_in_the_order_in_which_they_came(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("", target=Target.EVERYTHING))
+        for number, ticket in enumerate((b"P", b"Q", b"R"), 1):
+            arrive(board, ticket, number)
+        assert hand_over(board) == {}
+        follow(board)
+        assert [hand_over(board, limit=1) for _ in range(3)] == [{("c1:1", b"P"): ids(1)}, {("c1:1", b"Q"): ids(2)}, {("c1:1", b"R"): ids(3)}]
+
     def test_what_its_owner_has_goes_on_and_nothing_follows(self) -> None:
         board = board_with("c1")
         arrive(board, b"P", 1)
@@ -175,6 +184,29 @@ class TestPause:
         follow(board, rule("?", target=Target.PATTERN))
         assert board.to_read() is None
 
+    def test_a_paused_ticket_that_ends_stays_in_memory_and_its_letters_are_written(self) -> None:
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1, 2)
+        hand_over(board)
+        board.set_record(b"P", b"tail", 7, ids(2), NOW)
+        board.unload()
+        page = board.ending_page(10)
+        assert page is not None
+        assert page[1:] == (ids(1, 2), True)
+
+    def test_an_unloaded_ticket_of_which_nothing_is_left_is_nowhere_when_the_rule_is_lifted(self) -> None:
+        """Somebody has deleted its entries."""
+        board = board_with("c1")
+        follow(board, rule("P"))
+        arrive(board, b"P", 1)
+        hand_over(board)
+        board.unload()
+        board.clear_record(b"P")
+        assert read_all(board, {}) == 1
+        follow(board)
+        assert (dict(board.tickets), board.redis_has_more) == ({}, False)
+
 
 class TestSlow:
     def test_a_slowed_ticket_gets_its_tokens_and_no_more(self) -> None:
@@ -184,7 +216,7 @@ class TestSlow:
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
         assert hand_over(board) == {}
         assert board.next_due_s() == NOW + 0.5
-        assert board.due_of(b"S") == NOW + 0.5
+        assert (board.due_of(b"S"), board.due_of(b"T")) == (NOW + 0.5, None)
         assert planned(board.plan(100, NOW + 0.4)) == {}
         plan = board.plan(100, NOW + 1.0)
         assert planned(plan) == {("c1:1", b"S"): ids(2, 3)}
@@ -251,6 +283,15 @@ class TestSlow:
         assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
         assert looked_for == [names[-1]], "that is what looks through them"
 
+    def test_a_ticket_is_told_to_fill_its_window_when_its_owner_has_as_much_of_it_as_it_may(self) -> None:
+        board = board_with("c1", window=2)
+        arrive(board, b"T", 1, 2, 3)
+        for limit, is_full in ((1, False), (1000, True)):
+            hand_over(board, limit=limit)
+            facts = board.glance(b"T", NOW, 1000)
+            assert facts is not None
+            assert facts.window_is_full == is_full
+
     def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
         board = board_with("c1")
         follow(board, rule("S", Action.SLOW, 0.4))
@@ -265,6 +306,28 @@ class TestSlow:
             board.confirm(plan, answer(plan))
         assert read_all(board, dict.fromkeys(ids(*range(5, 13)), b"S")) == 1
         assert list(board.tickets[b"S"].parked) == ids(5, 6, 7, 8, 9)
+
+    @pytest.mark.parametrize(("held", "kept"), [(rule("S", Action.SLOW, 0.1), ids(2, 3)), (rule("S"), [])])
+    def test_what_leaves_memory_in_the_midst_of_its_reading_is_read_once_more(self, held: Rule, kept: list[bytes]) -> None:
+        """Else it would be passed over: what comes behind it would run before it, or instead of it."""
+        board = board_with("c1")
+        follow(board, rule("S"))
+        arrive(board, b"S", *range(1, 12))
+        hand_over(board)
+        board.unload()
+        follow(board, rule("S", Action.SLOW, 1.0))
+        board.to_read()
+        board.was_read(of(b"S", *range(1, 9)), b"8-0")
+        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
+        follow(board, held)
+        assert hand_over(board) == {}
+        board.unload()
+        assert list(board.tickets[b"S"].parked) == kept
+        assert board.to_read() is None, "it has as much as it may, or may not go at all"
+        board.was_read(of(b"S", 9, 10, 11), None)
+        follow(board)
+        read_all(board, dict.fromkeys(ids(*range(2, 12)), b"S"))
+        assert hand_over(board) == {("c1:1", b"S"): ids(*range(2, 12))}
 
     def test_a_slow_rule_for_many_tickets_does_not_fill_memory(self) -> None:
         board = board_with("c1", capacity=1000)
@@ -327,10 +390,11 @@ class TestDeadLetter:
     def test_a_ticket_that_a_drain_gave_back_is_read_again_after_its_last_letter(self) -> None:
         board = board_with("c1")
         follow(board, rule("D", Action.DEAD_LETTER))
-        board.set_record(b"D", b"returned", 5, ids(1), NOW)
+        board.set_record(b"D", b"returned", 5, ids(1, 2), NOW)
         assert hand_over(board) == {}
+        assert board.buried(board.condemned(1), []) == []
         [doomed] = board.condemned(10)
-        assert doomed.believed == b"returned 5"
+        assert (doomed.believed, doomed.ids) == (b"returned 5", ids(2))
         assert board.buried([doomed], []) == [b"D"]
         assert board.tickets[b"D"].standing is Standing.UNSURE
         board.clear_record(b"D")
@@ -344,6 +408,20 @@ class TestDeadLetter:
         condemned = board.condemned(10)
         assert board.buried(condemned, [b"D"]) == [b"D"]
         assert list(board.tickets[b"D"].parked) == ids(1)
+
+    @pytest.mark.parametrize("records", [(b"halted",), (b"tail",), (b"halted", b"returned")])
+    def test_nothing_ends_by_rule_while_the_ticket_is_halted_or_ends_or_is_not_read_again_and_afterwards_it_does(self, records: list[bytes]) -> None:
+        board = board_with("c1")
+        follow(board, rule("D", Action.DEAD_LETTER))
+        arrive(board, b"D", 1, 2)
+        hand_over(board)
+        for owner in records:
+            board.set_record(b"D", owner, 7, ids(1), NOW)
+        assert board.condemned(10) == []
+        board.set_record(b"D", b"returned", 7, ids(1), NOW)
+        read_all(board, dict.fromkeys(ids(1, 2), b"D"))
+        assert hand_over(board) == {}
+        assert [(doomed.believed, doomed.ids) for doomed in board.condemned(10)] == [(b"returned 7", ids(1, 2))]
 
     def test_a_rule_that_was_lifted_in_time_ends_nothing(self) -> None:
         board = board_with("c1")

@@ -71,6 +71,8 @@ def test_who_has_read_nothing_needs_everything() -> None:
         ({"checkpoints": [_checkpoint(b"10-0")]}, "has stored effects up to here"),
         ({"checkpoints": [_checkpoint(b"9-18446744073709551615")]}, "has read nothing yet"),
         ({"checkpoints": [_checkpoint(ZERO)], "span": None}, "has read nothing yet"),
+        ({"checkpoints": [_checkpoint(b"50-0")], "span": None}, "has stored effects up to here"),
+        ({"checkpoints": [_checkpoint(b"50-0")], "span": Span(None, b"100-0")}, "has stored effects up to here"),
         ({"checkpoints": [_checkpoint(None), _checkpoint(b"50-0")]}, "has stored effects up to here"),
     ],
 )
@@ -111,6 +113,7 @@ def test_what_is_young_is_kept() -> None:
     [
         ({"checkpoints": [_checkpoint(b"101-0")]}, "above the stream's last id"),
         ({"checkpoints": [_checkpoint(b"9-0")]}, "below the first entry"),
+        ({"checkpoints": [_checkpoint(b"9-18446744073709551614")]}, "below the first entry"),
         ({"checkpoints": [_checkpoint(None)]}, "cannot be read"),
         ({"saved": [SavedPosition("h", b"50-0")]}, "group h is gone"),
         ({"saved": [SavedPosition("a b", b"50-0")]}, "`usher trim --forget-group 'a b'`"),
