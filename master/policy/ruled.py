@@ -119,8 +119,9 @@ class RuledHoldings(Holdings):
         return 0
 
     def _spend(self, ticket: Ticket, count: int) -> None:
-        """So many of it were planned, with what ``_allowed`` said: a rule that lets any go slows them."""
-        if self.rules.of(ticket.name) is not None:
+        """So many of it were planned, with what ``_allowed`` said."""
+        rule = self.rules.of(ticket.name)
+        if rule is not None and rule.action is Action.SLOW:
             self._buckets.spend(ticket.name, count)
 
     def _give_back(self, ticket: Ticket, count: int) -> None:
@@ -136,9 +137,10 @@ class RuledHoldings(Holdings):
         found: list[Condemned] = []
         for name, ticket in list(self._condemned.items()):
             rule = self.rules.of(name)
-            if rule is None or ticket.standing is not Standing.OPEN or not ticket.parked:
+            if rule is None or rule.action is not Action.DEAD_LETTER or ticket.standing is not Standing.OPEN or not ticket.parked:
                 del self._condemned[name]
                 ticket.queued = False
+                self._queue(ticket)
                 continue
             if ticket.running:
                 continue
