@@ -225,7 +225,7 @@ def _builder(place: SparkPlace, spill: Path) -> Any:
 
     quiet = spill / "log4j2.properties"
     quiet.write_text(_QUIET)
-    java = f"-Dlog4j2.configurationFile={quiet.as_uri()} -Djava.io.tmpdir={spill} -XX:+UseParallelGC -XX:-UsePerfData"
+    java = f'-Dlog4j2.configurationFile={quiet.as_uri()} "-Djava.io.tmpdir={spill}" -XX:+UseParallelGC -XX:-UsePerfData'  # a path may have spaces
     builder = SparkSession.builder.appName("usher audit").master(place.master)
     options = {
         "spark.ui.enabled": "false",
