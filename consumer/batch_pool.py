@@ -131,6 +131,7 @@ class BatchCall:
             return
         for message in part[done:]:
             message.alone = isinstance(error, TriedTogether)
+        part[done].start_us = self._start_us + took_us * done // len(part)  # it was started with them, and is noted behind them
         executor.put_back(lane, part[done + 1 :])
         executor.raised(lane, part[done], error)
 

@@ -259,7 +259,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "effect_twice",
             Severity.BAD,
-            "A message that is done is not run again; another owner may repeat it only if it was handed over before the first success was noted.",
+            "A message that is noted as done is not done again; only of a former owner, behind its successor, another success may be noted.",
             "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
             (_RUNS_OF_IT, _BODY),
             "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please report it.",

@@ -56,6 +56,8 @@ class Report:
     def sentence(self) -> str:
         """The verdict in words."""
         if self.verdict == "clean":
+            if not any(self.figures.get(name) for name in ("entries", "pending", "executions")):
+                return "nothing found, for there is nothing: no message and no execution in any of the streams"
             return "nothing found: what could be looked at is as promised" if self.unproven else "clean: the promise held"
         kinds = len({one.check.name for one in self.found})
         return f"{sum(one.count for one in self.found):,} findings of {kinds} kinds" + ("; the promise was broken" if self.verdict == "bad" else "")

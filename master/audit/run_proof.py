@@ -109,7 +109,7 @@ def check_runs(
         if got["late"]:
             _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
-            _check_effects(runs, flagged.filter(F.col("again")), limits, figures, suspects)
+            _check_effects(runs, flagged.filter(F.col("again")), figures, suspects)
     finally:
         flagged.unpersist()
 
@@ -233,11 +233,11 @@ def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
     return ahead.groupBy("stream", "id").agg(F.every(is_clock).alias("set_back"))
 
 
-def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: RunFigures, suspects: Suspects) -> None:
+def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspects: Suspects) -> None:
     """Messages that succeeded more than once.
 
-    What is done leaves the pending list in the step that notes it in the run log; so nobody runs it again who was not given it before that.
-    When an owner was given a ticket its fence tells, by Redis' clock as the record's id does.
+    What is done leaves the pending list in the step that notes it in the run log; so no other success of it is noted later. But for that of a former
+    owner, when nobody has the ticket any more: it is noted beside what that owner may acknowledge, behind its successor's.
     """
     done = runs.filter(F.col("outcome") == DONE)
     alone = done.filter(F.col("ticket") == "")  # messages without a ticket id are in no order
@@ -247,8 +247,7 @@ def _check_effects(runs: DataFrame, again: DataFrame, limits: Limits, figures: R
     told = done.join(ids, ["stream", "id"], "left_semi").withColumn("former", F.lag("fence").over(row))
     told = told.withColumn("first", F.min(F.struct("record_ms", "fence", "start_us", "end_us", "consumer")).over(before))
     told = told.withColumn("noted", F.col("first.record_ms"))
-    handed_ms = (F.col("fence") / FENCES_PER_MS).cast("bigint")
-    wrong = (F.col("former") == F.col("fence")) | (handed_ms > F.col("noted") + limits.clocks_ms)
+    wrong = (F.col("former") == F.col("fence")) | (F.col("record_ms") > F.col("noted"))
     kept = told.filter(F.col("former").isNotNull()).withColumn("wrong", wrong).persist()
     try:
         figures.succeeded_again = kept.filter(~F.col("wrong")).count()

@@ -109,12 +109,18 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
         source.register(spark)
         yield spark
     except (Py4JError, ConnectionError) as failed:  # Java was killed, or its disk is full: no finding, so not exit code 1
-        told = str(failed).strip().splitlines() or [type(failed).__name__]
-        raise StartRefused(f"Spark ended in the middle ({log}), so nothing can be said: {told[0][:300]}") from failed
+        raise StartRefused(f"Spark ended in the middle ({log}), so nothing can be said: {why_java_failed(failed)}") from failed
     finally:
         with contextlib.suppress(Py4JError, OSError):  # of a Java that is gone
             spark.stop()
         _end_java()
+
+
+def why_java_failed(failed: Exception) -> str:
+    """The first cause, as its last line of that kind says; py4j's own first line says only what was called."""
+    lines = str(failed).strip().splitlines() or [type(failed).__name__]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or [line.removeprefix(": ") for line in lines[1:2]] or lines)[-1][:300]
 
 
 def _running() -> Any:
@@ -225,7 +231,7 @@ def _builder(place: SparkPlace, spill: Path) -> Any:
 
     quiet = spill / "log4j2.properties"
     quiet.write_text(_QUIET)
-    java = f"-Dlog4j2.configurationFile={quiet.as_uri()} -Djava.io.tmpdir={spill} -XX:+UseParallelGC -XX:-UsePerfData"
+    java = f'-Dlog4j2.configurationFile={quiet.as_uri()} "-Djava.io.tmpdir={spill}" -XX:+UseParallelGC -XX:-UsePerfData'  # a path may have spaces
     builder = SparkSession.builder.appName("usher audit").master(place.master)
     options = {
         "spark.ui.enabled": "false",

@@ -41,7 +41,8 @@ class AuditSettings(CommonSettings):
 
     @property
     def folder(self) -> Path:
-        return Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit"
+        """Absolute: Spark takes URIs only."""
+        return (Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit").absolute()
 
     @property
     def limits(self) -> Limits:

@@ -179,10 +179,9 @@ class _Oracle:
     def _of_effects(self) -> Iterator[tuple[str, str]]:
         done = [run for run in self._runs if run.outcome == "done"]
         for one, other in itertools.permutations(done, 2):
-            if one.id == other.id and (one.fence, one.start) < (other.fence, other.start):
-                same, handed_ms = one.fence == other.fence, other.fence / 1024
-                if same or handed_ms > one.noted_ms + self._limits.clocks_ms:
-                    yield "effect_twice", one.id
+            again = one.id == other.id and (one.fence, one.start) < (other.fence, other.start)
+            if again and (one.fence == other.fence or other.noted_ms > one.noted_ms):
+                yield "effect_twice", one.id
 
     def _of_losses(self) -> Iterator[tuple[str, str]]:
         letters = {pairs(fields).get(b"usher-id", b"").decode() for _, fields in self._link.call("XRANGE", self._keys.dead, "-", "+")}

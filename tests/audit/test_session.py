@@ -76,6 +76,17 @@ def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(settings: dict[s
             audit.wait()
 
 
+@pytest.mark.process
+def test_the_folder_may_be_relative_and_have_a_space_in_its_name(settings: dict[str, str], link: Link, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
+    link.call("XGROUP", "CREATE", "ticket_stream", GROUP, "0", "MKSTREAM")
+    environ = {**os.environ, **settings, "USHER_AUDIT_DIR": "an audit"}
+    done = subprocess.run([*USHER, "audit"], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing found, for there is nothing" in done.stdout
+    assert (tmp_path / "an audit" / "audit.html").is_file()
+
+
 def test_audits_at_the_same_time_have_a_log_and_a_spill_folder_each(tmp_path: Path) -> None:
     with _own_log(tmp_path) as (one, spill):
         one.write(b"said by one\n")

@@ -13,7 +13,7 @@ from master.audit.facts import StreamFacts, is_capped, unproven
 from master.audit.findings import CHECKS, Example, Found, Limits, Member, commands, in_order, index_agrees, judge_members, repair
 from master.audit.plots import bars, line
 from master.audit.ranges import Probe, cut, points
-from master.audit.report import section
+from master.audit.report import Report, section
 from master.audit.snapshot import Look, still_holds
 
 KEYS = Keys("s", "g")
@@ -43,6 +43,13 @@ def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
     assert "(HDEL '{s}:g:tickets' 'a b$(rm)'):" in repair(CHECKS["index_unreadable"], odd, KEYS)
     assert repair(CHECKS["key_leaked"], odd, KEYS) == "Delete it: DEL '{s}:g:inbox:c 1:1'."
     assert repair(CHECKS["attempts_leaked"], odd, KEYS) == "Delete the field: HDEL '{s}:g:attempts' 5-1."
+
+
+def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
+    """Who audits the wrong stream must not take it for a proof."""
+    empty = Report("run", 1, 1.0, "redis://", ("s",), "g", (), (), {"entries": 0, "pending": 0, "executions": 0})
+    assert empty.sentence() == "nothing found, for there is nothing: no message and no execution in any of the streams"
+    assert dataclasses.replace(empty, figures={"entries": 0, "pending": 0, "executions": 7}).sentence() == "clean: the promise held"
 
 
 def test_the_worst_comes_first() -> None:

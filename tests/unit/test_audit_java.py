@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import StartRefused
 from master.audit import java
+from master.audit.session import why_java_failed
 
 
 def _program(folder: Path, name: str, text: str) -> Path:
@@ -62,3 +63,19 @@ def test_the_java_of_the_wheel_starts_with_the_option_that_it_does_not_know(tmp_
     assert subprocess.run([wheel, option, "-version"], capture_output=True, check=False).returncode != 0, "then the shim is not needed any more"
     home = java.java_home({"PATH": ""}, tmp_path / "shim")
     assert subprocess.run([home / "bin" / "java", option, "-version"], capture_output=True, check=False).returncode == 0
+
+
+_FULL = "java.io.IOException: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"An error occurred while calling o1.count.\n: org.x.Failed: stage 3\n\tat a.b(C:1)\nCaused by: {_FULL}\n\t... 3 more", _FULL),
+        (f"An error occurred while calling o1.count.\n: {_FULL}\n\tat a.b(C:1)", _FULL),
+        ("Answer from Java side is empty", "Answer from Java side is empty"),
+        ("", "Exception"),
+    ],
+)
+def test_why_java_failed_is_told_not_what_was_called(text: str, why: str) -> None:
+    assert why_java_failed(Exception(text)) == why

@@ -130,6 +130,7 @@ class Runners:
 
     def __init__(self, handle: Callable[[list[Message]], Any], is_async: bool = False, strict: bool = False, slots: int = 2, **declared: Any) -> None:
         self.finished_items: list[Finished] = []
+        self.failures: list[Failure] = []
         self.given_up: list[tuple[str, str, int]] = []
         self.broken: list[str] = []
         self.keeper = LaneKeeper()
@@ -156,6 +157,7 @@ class Runners:
             threading.Thread(target=lambda: self.keeper.let_go([item.lane]), daemon=True).start()
 
     def failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
         if failure.then is not None:
             failure.then()
 
@@ -296,6 +298,22 @@ class TestPool:
         assert Counter(one for call in runners.calls for one in call) == {"1-0": 1, "2-0": 3, "3-0": 2, "4-0": 1, "5-0": 1}
         assert {item.stream_id: item.attempt for item in runners.finished_items}[b"2-0"] == 3
         assert runners.given_up == []
+
+    def test_one_that_failed_ran_after_those_of_its_ticket_that_are_done(self, is_async: bool) -> None:
+        """So it is in the run log: else the audit takes it for one that overlapped with them, and overtook them."""
+
+        def handle(messages: list[Message]) -> dict[Message, str]:
+            time.sleep(0.01)
+            return {one: "not yet" for one in messages if one.id == "3-0" and one.attempt == 1}
+
+        runners = Runners(handle, is_async, per_ticket=5)
+        runners.add(A=[1, 2, 3, 4])
+        with runners:
+            runners.until_over()
+        [failure] = runners.failures
+        assert failure.run.stream_id == b"3-0"
+        assert [item.stream_id for item in runners.finished_items if item.end_us <= failure.run.start_us] == [b"1-0", b"2-0"]
+        assert failure.run.start_us <= failure.run.end_us
 
     def test_one_that_poisons_its_call_is_given_up_and_its_neighbours_are_not_charged(self, is_async: bool) -> None:
         def handle(messages: list[Message]) -> None:
