@@ -192,7 +192,7 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
     assert refused.returncode == 2 and "name them https://" in refused.stderr
     host = one_host(folder, scheme="https", **tls, USHER_HEALTH_SECONDS="0.2")
     host.start()
-    until(lambda: "consumer_joined" in host.logs(), 60, "a consumer has come")
+    until(lambda: host.logs().count(" registered consumer=") == 2, 60, "both consumers have come")
     [line] = re.findall(r"^for url in .*$", (ROOT / "deploy" / "runbook.md").read_text(), re.MULTILINE)
     assert host.sh(line).count('"status":"ok"') == len(host.settings["USHER_MASTER_URLS"].split(","))
     time.sleep(3)  # for more than USHER_HEALTH_FAILURES questions
