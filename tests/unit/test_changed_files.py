@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,18 @@ import pytest
 from common import changed_files, credentials
 from common.changed_files import ChangedFiles
 from common.credentials import Credentials, Identity, Role, line_of
+from common.tls import ClientTls, ServerTls
+from tests.tls_front import Papers
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture
@@ -77,12 +92,28 @@ def test_a_token_that_was_taken_back_while_no_descriptor_was_left_ends_all_the_s
     file.write_text(line_of(Role.OPERATOR, "ann", "one"))
     known = Credentials({}, file)
     file.write_text(line_of(Role.OPERATOR, "bob", "another"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
+    with no_descriptors():
         assert known.find("one") is not None
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     clock[0] += 100
     assert known.find("one") is None
     assert known.find("another") == Identity(Role.OPERATOR, "bob")
+
+
+@pytest.mark.parametrize(
+    "made", [lambda papers: ServerTls(papers.cert, papers.key), lambda papers: ClientTls(papers.ca)], ids=["certificate", "authorities"]
+)
+def test_papers_that_were_renewed_while_no_descriptor_was_left_are_taken_up_later(
+    tmp_path: Path, clock: list[float], made: Callable[[Papers], ServerTls | ClientTls]
+) -> None:
+    papers = Papers(tmp_path)
+    tls = made(papers)
+    first: ssl.SSLContext = tls.context()
+    for file in (papers.cert, papers.ca):
+        os.utime(file)
+    with no_descriptors():
+        assert tls.context() is first
+    assert tls.context() is first, "not at once"
+    clock[0] += 100
+    second = tls.context()
+    assert second is not first
+    assert tls.context() is second
