@@ -42,6 +42,7 @@ from common.reading_services import LoopOptions, Shared, StreamReader, StreamWri
 from common.redis_client import CommandRefused, Link
 from common.reliable_stream import ReliableStream, StreamMessage, reader_name
 from common.service import Service
+from common.set_back import look_for_steps
 from common.until_signal import UntilSignal
 
 __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
@@ -219,6 +220,7 @@ class MessageReadingLoop:
     def run(self) -> None:
         """Begin, and read until ``stop`` is called, or Ctrl-C or SIGTERM comes to the main thread, which ends as ``stop`` does; the next one
         does not wait for handlers. A signal that the program handles itself stays its own."""
+        look_for_steps()
         with UntilSignal() as until, self:
             while not (until.came or self.wait(_LOOK_S)):
                 pass

@@ -48,6 +48,7 @@ from common.log import event
 from common.serving_sockets import TlsSocket
 from common.serving_worker import CALM_S, ENDING, HEAD_BYTES, HttpWorker, check_head
 from common.serving_wsgi import exchanges
+from common.set_back import look_for_steps
 from common.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ class _Program(BaseApplication):
         worker.cfg.set("graceful_timeout", _LAST_ANSWERS_S)  # this process' own copy: what HTTP waits after the drain
         _take_signals_back(worker)
         assert self.served is not None
+        look_for_steps()
         try:
             self.served.start(port, host)
         except UsherError as refused:

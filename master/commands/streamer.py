@@ -17,6 +17,7 @@ from common.log import configure
 from common.outbox.sql_files import DIALECTS, schema
 from common.redis_at_start import check_at_start
 from common.running_up import resolve_redis_url
+from common.set_back import look_for_steps
 from common.settings import load, options
 from master.settings import StreamerSettings
 
@@ -57,6 +58,7 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
 def run(program: StreamerProgram) -> int:
     """Until a signal comes; the exit code."""
     with StopRequest() as stop:
+        look_for_steps()
         program.start()
         try:
             while not stop.wait(_LOOK_S):

@@ -1,0 +1,72 @@
+"""What waits by the wall clock goes on when that is set back."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from common import set_back
+from common.set_back import SetBack
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+def wait_by_the_wall_clock(seconds: int) -> int:
+    """As a lock of such a Python waits. Why it ended."""
+    semaphore = ctypes.create_string_buffer(64)
+    assert _LIBC.sem_init(semaphore, 0, 0) == 0
+    until = _Timespec(int(time.time()) + seconds, 0)
+    assert _LIBC.sem_timedwait(semaphore, ctypes.byref(until)) == -1
+    return ctypes.get_errno()
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """By how many ms it is wrong."""
+    wrong_ms, right, before = [0], set_back.wall_ms, signal.getsignal(signal.SIGURG)
+    monkeypatch.setattr(set_back, "wall_ms", lambda: right() + wrong_ms[0])
+    yield wrong_ms
+    signal.signal(signal.SIGURG, before)
+
+
+def test_waits_go_on_when_the_clock_was_set_back_and_others_notice_nothing(wall: list[int]) -> None:
+    ended: list[int] = []
+    waited_s: list[float] = []
+
+    def wait_for_an_event() -> None:
+        began_s = time.monotonic()
+        assert not threading.Event().wait(3)
+        waited_s.append(time.monotonic() - began_s)
+
+    waiting = [threading.Thread(target=lambda: ended.append(wait_by_the_wall_clock(20))), threading.Thread(target=wait_for_an_event)]
+    service = SetBack()
+    service.start()
+    for thread in waiting:
+        thread.start()
+    time.sleep(1)
+    assert not ended
+    wall[0] = 3_600_000
+    time.sleep(1)
+    assert not ended, "a step forward ends them by itself"
+    wall[0] = 0
+    for thread in waiting:
+        thread.join(10)
+    service.stop()
+    assert ended == [errno.EINTR]
+    assert waited_s[0] >= 3
+    assert service.join(5)
+
+
+def test_it_looks_only_where_locks_count_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_back.sysconfig, "get_config_var", lambda name: None if name == "HAVE_SEM_CLOCKWAIT" else 1)
+    assert set_back.waits_by_the_wall_clock()
