@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from common.stream_id import ZERO, Position, Span
 from common.streams import pairs
 from master.dead_letters import DeadLetters
 from tests.integration.memory import full_memory
+from tests.integration.rewound import set_back
 
 KEYS = Keys("payments", "billing")
 #: A letter, a step that fails, an answer: ``stream_ack.lua``, ``stream_bury.lua``, ``stream_claim.lua``, ``stream_pass.lua``,
@@ -253,6 +255,21 @@ class TestClaiming:
         make_idle(link, "a", *sent)
         assert a.touch(sent[:1]) == []
         assert ids(b.claim_idle(10, 60_000).messages) == sent[1:]
+
+    def test_what_was_delivered_before_the_clock_was_set_back_waits_no_longer_than_all_else(
+        self, link: Link, a: ReliableStream, b: ReliableStream
+    ) -> None:
+        """By its time it is idle for less than nothing: nobody would take it over for as long as the step."""
+        sent = send(link, 1, 2, 3)
+        a.read_new(10, None)
+        set_back(link, KEYS.stream, 3_600_000)
+        link.call("XDEL", KEYS.stream, sent[2])
+        b.claim_idle(10, 60_000)
+        assert set(pending(link)) == {b"a"}, "who had it may live"
+        time.sleep(0.2)
+        assert ids(b.claim_idle(10, 150).messages) == sent[:2]
+        assert [letter[b"usher-reason"] for letter in letters(link)] == [b"body_gone"]
+        assert {row[3] for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10)} == {1}, "a touch is no delivery"
 
     def test_the_cursor_finds_what_lies_behind_many_young_ones(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
         sent = send(link, *range(1, 51))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from common.errors import Fenced, GroupMissing
 from master.leader_steps import Freed, LeaderSteps, Swept
 from master.looks import Found
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
+from tests.integration.rewound import set_back
 
 _IDLE_MS = 100_000
 _LIMIT_MS = 50_000
@@ -50,6 +52,16 @@ def test_what_is_not_idle_for_long_is_left_where_it_is(world: World) -> None:
     with world.unchanged():
         assert _sweep(leader).strays == []
     world.apart_because = "a stranger has something"
+
+
+def test_what_was_delivered_before_the_clock_was_set_back_waits_no_longer(world: World) -> None:
+    leader = world.elect()
+    ids = _stray(world, leader, b"T", *TRICKY_IDS, idle_ms=0)
+    set_back(world.link, world.keys.stream, 3_600_000)
+    assert _sweep(leader).strays == []
+    time.sleep(0.2)
+    assert [found.id for found, _ in leader.sweep((), 150, b"0-0", 100).strays] == ids
+    assert set(world.deliveries().values()) == {1}
 
 
 def test_a_known_owner_with_a_lease_keeps_everything_however_idle(world: World) -> None:
