@@ -79,7 +79,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
     given = fed or (at,)
     return (
         Program("producer", "whoever adds messages with a plain XADD", (), ("xadd",), (*given, log.delayed), connects=False),
-        Program("sender", "`usher send`, common.producer", ("send",), ("xadd", "xinfo|stream"), (
+        Program("sender", "`usher send`, common.producer", ("send",), ("xadd", "xinfo|stream", "time"), (
             *given, log.delayed, *(uid_key(one, b"*").decode() for one in given),
         )),
         Program("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"), (

@@ -14,13 +14,14 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from common.clock import now_s
 from common.commands.sender import RecognisedSender, Sender, SendingStopped, batches, paced
 from common.commands.times import Duration, Moment
 from common.errors import NotNow
 from common.message import FOR_FIELD
 from common.plural import many
 from common.producer import LATEST_MS, Producer
-from common.redis_client import Link, check_reachable
+from common.redis_client import CommandRefused, Link, check_reachable
 from common.running_up import resolve_redis_url
 from common.settings import CommonSettings, load, options
 from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
@@ -60,7 +61,7 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         if given["dedup"]:
             sender = RecognisedSender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"])
             source = _recognisable(source, given)
-        sender.due_ms = _due(given)
+        sender.due_ms = _due(given, link)
         sys.exit(_sent(sender, source, given["rate"], given["as_json"]))
 
 
@@ -89,10 +90,17 @@ def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
         raise click.UsageError(f"{settings.ticket_stream} is gathered (USHER_TICKET_STREAM is {everything.ticket_stream}); for later, {way_out}")
 
 
-def _due(given: dict[str, Any]) -> Callable[[], int | None]:
-    """When messages that are sent now are due."""
+def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
+    """When messages that are sent now are due: a duration is counted by the clock that decides, which is that of Redis."""
     after_s = given["after_s"]
-    return (lambda: given["at_ms"]) if after_s is None else (lambda: Producer.ms_from_now(after_s))
+    if after_s is None:
+        return lambda: given["at_ms"]
+    try:
+        seconds, micros = link.call("TIME")
+    except CommandRefused:  # a user without the right, which is newer than many a user
+        return lambda: Producer.ms_from_now(after_s)
+    from_now_ms = int(seconds) * 1000 + int(micros) // 1000 + after_s * 1000 - now_s() * 1000
+    return lambda: int(from_now_ms + now_s() * 1000)
 
 
 def _recognisable(source: Any, given: dict[str, Any]) -> Any:

@@ -225,6 +225,28 @@ def test_what_is_delayed_is_explained_by_the_clock_of_redis(run: Run, link: Link
     assert told.reasons[0].text.startswith("1 message of it is delayed, due in 9 min")
 
 
+def test_a_duration_is_counted_by_the_clock_of_redis(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the producer's clock is an hour behind, it would be sent at once; and where it is ahead, an hour late."""
+    right_ns = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: right_ns() - 3_600_000_000_000)
+    run("send", "--ticket", "42", "text=x", "--after", "10m")
+    assert 590_000 < _due_of(link) - right_ns() // 1_000_000 <= 600_100
+
+
+def test_a_user_who_may_not_ask_redis_for_its_time_sends_for_later_all_the_same(run: Run, link: Link) -> None:
+    link.call("ACL", "SETUSER", "default", "-time")
+    try:
+        assert run("send", "--ticket", "42", "text=x", "--after", "10m")[0] == 0
+    finally:
+        link.call("ACL", "SETUSER", "default", "+time")
+    assert 590_000 < _due_of(link) - time.time_ns() // 1_000_000 <= 600_000
+
+
+def _due_of(link: Link) -> int:
+    [[_, flat]] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
+    return int(dict(zip(flat[::2], flat[1::2], strict=True))[b"due_ms"])
+
+
 def test_a_drop_that_redis_breaks_off_is_in_the_action_log_too(run: Run, link: Link) -> None:
     run("send", "--ticket", "A", "text=x", "--after", "1h")
     [[entry_id, _]] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
