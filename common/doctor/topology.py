@@ -98,6 +98,6 @@ def _clock(facts: Facts) -> Iterator[Finding]:
     highest = facts.stream.highest_number if facts.stream is not None else 0
     back_ms = highest // _NUMBERS_PER_MS - clock.redis_ms
     if back_ms > _AHEAD_MS:
-        means = "epochs and fences go on growing; leases that were given before last longer by as much, and new ids stay at the old time"
+        means = "epochs and fences go on growing, and leases that were given before are shortened within seconds; new ids stay at the old time"
         do = "wait, or set the clock right; see that it is slewed, not set"
         yield Finding("clock went back", WARN, f"by {back_ms / 1000:,.1f} s since the last number was given", means, do)
