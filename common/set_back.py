@@ -1,7 +1,7 @@
 """Set back: the clock of this machine was set back, and waits that count by it would last for as long as the step.
 
-Locks and events of Python count by the wall clock before 3.11, and later where Python was built for an old C library, as many a ready-made one
-is. After a step of an hour back no thread would end its wait for an hour: nothing renews a lease, leads, hands over or retries. A signal ends
+Locks and events of Python count by the wall clock where it was built without sem_clockwait, so for a C library before glibc 2.30, as many a
+ready-made one is. After a step of an hour back no thread would end its wait for an hour: nothing renews a lease, leads, hands over or retries. A signal ends
 such a wait inside Python, which then counts anew what is left of it, by a clock that nobody sets; the code that waits notices nothing.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import sysconfig
 import threading
 import time
@@ -63,7 +62,7 @@ def _ahead_ms() -> float:
 
 def waits_by_the_wall_clock() -> bool:
     """Whether this Python's locks do."""
-    return sys.version_info < (3, 11) or not sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
+    return not sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
 
 
 def look_for_steps() -> None:

@@ -67,6 +67,7 @@ def test_waits_go_on_when_the_clock_was_set_back_and_others_notice_nothing(wall:
     assert service.join(5)
 
 
-def test_it_looks_only_where_locks_count_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_back.sysconfig, "get_config_var", lambda name: None if name == "HAVE_SEM_CLOCKWAIT" else 1)
-    assert set_back.waits_by_the_wall_clock()
+@pytest.mark.parametrize(("has", "looks"), [(1, False), (0, True), (None, True)])
+def test_it_looks_only_where_locks_count_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch, has: int | None, looks: bool) -> None:
+    monkeypatch.setattr(set_back.sysconfig, "get_config_var", lambda name: has if name == "HAVE_SEM_CLOCKWAIT" else 1 - bool(has))
+    assert set_back.waits_by_the_wall_clock() == looks
