@@ -1,8 +1,8 @@
 """Set back: the clock of this machine was set back, and waits that count by it would last for as long as the step.
 
 Locks and events of Python count by the wall clock where it was built without sem_clockwait, so for a C library before glibc 2.30, as many a
-ready-made one is. After a step of an hour back no thread would end its wait for an hour: nothing renews a lease, leads, hands over or retries. A signal ends
-such a wait inside Python, which then counts anew what is left of it, by a clock that nobody sets; the code that waits notices nothing.
+ready-made one is. After a step of an hour back no thread would end its wait for an hour: nothing renews a lease, leads, hands over or retries. A
+signal ends such a wait inside Python, which then counts anew what is left of it, by a clock that nobody sets; the code that waits notices nothing.
 """
 
 from __future__ import annotations
