@@ -68,11 +68,23 @@ class ScriptRunner:
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
         """Run step ``name``, which changes nothing, once for each of these arguments, at once."""
+        answers = self.try_each(name, keys, each)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def try_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Run step ``name`` once for each of these arguments, in two round trips. Of one that did not happen the answer is the exception that
+        ``run`` raises."""
         if not each:
             return []
-        first = self.run(name, keys, each[0])  # from then on Redis knows it
+        try:
+            first = self.run(name, keys, each[0])  # from then on Redis knows it
+        except CommandRefused as refused:  # of this one: the others may be fine
+            first = refused
         digest = self._prepare(name)[1]
-        return [first, *self._link.all_of([("EVALSHA", digest, len(keys), *keys, *args) for args in each[1:]])]
+        return [first, *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for args in each[1:]])]
 
     def _prepare(self, name: str) -> tuple[str, str]:
         prepared = self._prepared.get(name)

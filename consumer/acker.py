@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 from common.clock import now_s
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: Most messages of one ack script.
 BATCH = 500
+#: Most dead letters that are written at once. Each is a call of its own, which copies the message.
+_LETTERS = 50
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 
@@ -49,6 +52,23 @@ class GivenUp(NamedTuple):
 def _columns(failures: list[Failure]) -> tuple[list[Finished], list[str]]:
     """Executions and their outcomes."""
     return [item.run for item in failures], [item.outcome for item in failures]
+
+
+def _letter(item: GivenUp) -> Letter:
+    message, bury = item.message, item.bury
+    return Letter(
+        message.ticket,
+        message.stream_id,
+        bury.reason,
+        bury.error,
+        message.attempt,
+        message.first_ms,
+        time.time_ns() // 1_000_000,
+        message.fence,
+        bury.error_type,
+        bury.traceback,
+        item.policy,
+    )
 
 
 class Acker(Service):
@@ -186,14 +206,11 @@ class Acker(Service):
             self._acknowledge(batch)
             finished -= len(batch.finished)
         refused: CommandRefused | None = None
-        for _ in range(len(self._burying)):
-            try:
-                self._bury(self._burying[0])
-                self._burying.popleft()
-            except CommandRefused as problem:  # one letter that Redis will not take must not hold up the others
-                refused = problem
-                self._keeper.end_isolation(self._burying[0].lane)  # nor those that must not run beside it: what it was charged ahead is mended by now
-                self._burying.rotate(-1)
+        left = len(self._burying)
+        while left > 0:
+            refused = self._bury(list(islice(self._burying, min(left, _LETTERS)))) or refused
+            left -= _LETTERS
+            self.made_progress()  # also if Redis is far away, or its disk is slow
         if refused is not None:
             raise refused
 
@@ -232,22 +249,27 @@ class Acker(Service):
             self._keeper.let_go(held)
         self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
 
-    def _bury(self, item: GivenUp) -> None:
+    def _bury(self, items: list[GivenUp]) -> CommandRefused | None:
+        """Write the letters of the first ones of those to be buried; a refusal of one that Redis will not take, which must not hold up the others."""
+        letters = [_letter(item) for item in items]
+        refused, trouble = None, None
+        for item, letter, answer in zip(items, letters, self._steps.dead_letters(letters), strict=True):
+            self._burying.popleft()
+            if not isinstance(answer, Exception):
+                self._buried(item, letter, answer)
+                continue
+            self._burying.append(item)
+            if isinstance(answer, CommandRefused):
+                refused = answer
+                self._keeper.end_isolation(item.lane)  # nor those that must not run beside it: what it was charged ahead is mended by now
+            else:
+                trouble = answer
+        if trouble is not None:
+            raise trouble
+        return refused
+
+    def _buried(self, item: GivenUp, letter: Letter, answer: Buried) -> None:
         message = item.message
-        letter = Letter(
-            message.ticket,
-            message.stream_id,
-            item.bury.reason,
-            item.bury.error,
-            message.attempt,
-            message.first_ms,
-            time.time_ns() // 1_000_000,
-            message.fence,
-            item.bury.error_type,
-            item.bury.traceback,
-            item.policy,
-        )
-        answer = self._steps.dead_letter(letter)
         if item.policy == SKIP:
             self._keeper.done([message.stream_id])
         else:

@@ -90,12 +90,20 @@ class OwnerSteps:
 
     def dead_letter(self, letter: Letter) -> Buried:
         """Give a message up."""
+        [answer] = self.dead_letters([letter])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
+        """Give messages up, each in a step of its own, in two round trips. Of one that Redis refused the answer is the exception."""
         keys = self._keys
-        args = (keys.group, self._incarnation, *letter)
         script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed)
-        reply = self._scripts.run("dead_letter", script_keys, args)
-        self._check(reply)
-        return Buried(reply)
+        replies = self._scripts.try_each("dead_letter", script_keys, [(keys.group, self._incarnation, *letter) for letter in letters])
+        for reply in replies:
+            if not isinstance(reply, Exception):
+                self._check(reply)
+        return [reply if isinstance(reply, Exception) else Buried(reply) for reply in replies]
 
     def charge(self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0) -> list[bytes]:
         """Note attempts by message id, for the next owner. Returns the ids of those that are ours at this moment."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.capabilities import ask
 from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Severity, StreamFacts
@@ -42,6 +42,7 @@ _MOST_IDLE = 100
 def collect(link: Link, keys: Keys, lease_ms: int, sources: Sources | None = None) -> Facts:
     """All facts. Raises RedisTrouble when Redis cannot be reached."""
     refused: dict[str, str] = {}
+    _time(link, {})  # to connect takes several round trips, of which nobody knows in which one the time is told
     first = _time(link, refused)
     server = _server(link, refused)
     rights = find_rights(link, keys, sources)
@@ -106,26 +107,35 @@ def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
     return True
 
 
-def _time(link: Link, refused: dict[str, str]) -> tuple[int, float, int] | None:
-    """(Redis' milliseconds, ours on a steady clock, ours on the wall), all of the middle of one call."""
+class _Time(NamedTuple):
+    """Redis' milliseconds, ours on a steady clock, ours on the wall, all of the middle of one call, and how long that took."""
+
+    redis_ms: int
+    steady_ms: float
+    wall_ms: int
+    trip_ms: float
+
+
+def _time(link: Link, refused: dict[str, str]) -> _Time | None:
     before_s, wall_ns = time.monotonic(), time.time_ns()
     [reply] = link.pipeline([("TIME",)])
     trip_s = time.monotonic() - before_s
     if not _is_told(reply, "TIME", refused):
         return None
     seconds, micros = map(int, reply)
-    return seconds * 1000 + micros // 1000, (before_s + trip_s / 2) * 1000, wall_ns // 1_000_000 + int(trip_s * 500)
+    return _Time(seconds * 1000 + micros // 1000, (before_s + trip_s / 2) * 1000, wall_ns // 1_000_000 + int(trip_s * 500), trip_s * 1000)
 
 
-def _clock(link: Link, first: tuple[int, float, int] | None, refused: dict[str, str]) -> Clock | None:
+def _clock(link: Link, first: _Time | None, refused: dict[str, str]) -> Clock | None:
     if first is None:
         return None
-    time.sleep(max(0.0, _WATCH_S - (time.monotonic() - first[1] / 1000)))
+    time.sleep(max(0.0, _WATCH_S - (time.monotonic() - first.steady_ms / 1000)))
     last = _time(link, refused)
     if last is None:
         return None
-    watched_ms = int(last[1] - first[1])
-    return Clock(last[0], last[0] - last[2], last[0] - first[0] - watched_ms, watched_ms)
+    watched_ms = int(last.steady_ms - first.steady_ms)
+    drift_ms = last.redis_ms - first.redis_ms - watched_ms
+    return Clock(last.redis_ms, last.redis_ms - last.wall_ms, drift_ms, watched_ms, min(first.trip_ms, last.trip_ms))
 
 
 def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> StreamFacts | None:

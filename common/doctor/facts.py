@@ -46,12 +46,14 @@ class Ability(Protocol):
 
 @dataclass(frozen=True)
 class Clock:
-    """Redis' clock beside ours: how far it is ahead, and how much it went faster than time itself while we watched. Milliseconds."""
+    """Redis' clock beside ours: how far it is ahead, and how much it went faster than time itself while we watched. Also how far Redis is: the
+    round trip. Milliseconds."""
 
     redis_ms: int
     ahead_ms: int
     drift_ms: int
     watched_ms: int
+    trip_ms: float = 0.0
 
 
 @dataclass(frozen=True)

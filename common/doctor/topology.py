@@ -95,6 +95,8 @@ def _clock(facts: Facts) -> Iterator[Finding]:
         yield Finding("clock", WARN, seen, "leases are Redis' own and hold; times that people see are off by as much", "synchronise the clocks")
     else:
         yield Finding("clock", OK, f"Redis and this machine differ by {abs(clock.ahead_ms)} ms", "leases and ids can be trusted")
+    means = "a message takes two to four of these to its handler; with USHER_ACK_MODE=strict a ticket takes more than one per message"
+    yield Finding("round trip", OK, f"{clock.trip_ms:,.1f} ms from here to Redis", means)
     highest = facts.stream.highest_number if facts.stream is not None else 0
     back_ms = highest // _NUMBERS_PER_MS - clock.redis_ms
     if back_ms > _AHEAD_MS:

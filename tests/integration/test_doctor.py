@@ -308,3 +308,11 @@ def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody
     found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
     assert found["sources"].severity is Severity.BAD and "USHER_TICKET_STREAM" in found["sources"].do
     assert "until nothing is pending" in found["source before"].do
+
+
+def test_a_server_that_is_far_away_has_a_clock_all_the_same_and_is_told_as_far(link: Link) -> None:
+    """To connect is a handful of round trips: measured from before them, Redis' clock seemed to jump, and was to be slewed."""
+    with Proxy(link.url, lambda chunk: (time.sleep(0.15), chunk)[1]) as far:
+        _, found = look(Link(far.url, "test:far"))
+    assert found["clock"].severity is OK, found["clock"]
+    assert float(found["round trip"].seen.split()[0]) >= 150

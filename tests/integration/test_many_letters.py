@@ -1,0 +1,87 @@
+"""A handler that gives up on everything: the letters of many messages are not one round trip each, and none is lost or held up by another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from common.errors import GiveUp, ReplyUnknown
+from common.redis_client import CommandRefused
+from tests.integration.actors import ConsumerActor, Stage, Trouble
+
+#: No more than a consumer of the rig takes.
+_MANY = 90
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
+
+
+def _all_fail(stage: Stage) -> ConsumerActor:
+    """A consumer that has many messages, a ticket each, and whose handler gives up on all."""
+    m, a = stage.leader(batch=_MANY), stage.consumer("a")
+    stage.world.send_many([b"T%d" % number for number in range(_MANY)])
+    m.settle()
+    a.read()
+    while (run := a.start()) is not None:
+        run.fail(GiveUp())
+    return a
+
+
+def _tickets(stage: Stage) -> list[bytes]:
+    return sorted(letter[b"usher-ticket"] for letter in stage.world.dead())
+
+
+def test_they_take_a_few_round_trips_and_the_thread_says_that_it_makes_progress(stage: Stage) -> None:
+    """20 ms away, one each were 50 letters a second: nothing was acknowledged meanwhile, and health called the thread stalled after ten seconds."""
+    a = _all_fail(stage)
+    trips: list[str] = []
+    a.link.before = trips.append
+    a.flush()
+    assert len(_tickets(stage)) == _MANY
+    assert len(trips) < 12
+    assert a.acker.last_turn_s is not None
+    assert a.acker.is_flushed
+    assert not stage.world.state().index
+
+
+def test_what_redis_refuses_is_kept_and_written_later(stage: Stage) -> None:
+    a = _all_fail(stage)
+    stage.link.call("SET", stage.keys.dead, "x")
+    with pytest.raises(CommandRefused):
+        a.flush()
+    assert not a.acker.is_flushed
+    stage.link.call("DEL", stage.keys.dead)
+    a.flush()
+    assert len(_tickets(stage)) == len(set(_tickets(stage))) == _MANY
+    assert a.acker.is_flushed
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+def test_letters_whose_answers_are_lost_are_written_once(stage: Stage, trouble: Trouble) -> None:
+    a = _all_fail(stage)
+    a.link.troubles["PIPELINE"] = trouble
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    assert not a.acker.is_flushed
+    a.flush()
+    assert len(_tickets(stage)) == len(set(_tickets(stage))) == _MANY
+    assert a.acker.is_flushed
+    assert not stage.world.state().index
+
+
+def test_a_script_that_redis_forgets_on_the_way_is_sent_again(stage: Stage) -> None:
+    a = _all_fail(stage)
+    a.link.before = lambda step: stage.link.call("SCRIPT", "FLUSH") if step == "PIPELINE" else None
+    for _ in range(_MANY):
+        try:
+            a.flush()
+        except Exception:  # NOSCRIPT: what did not happen is done in the next turn
+            continue
+        break
+    a.link.before = lambda step: None
+    a.flush()
+    assert len(_tickets(stage)) == len(set(_tickets(stage))) == _MANY
