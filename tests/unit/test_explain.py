@@ -51,6 +51,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
         f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}",
     ),
+    "runs for the last time": (
+        *(owned(replace(RUNS, attempt=5)), "running", "handler_runs"),
+        f"12-0 started 41 s ago on c3, attempt 5 of 5, fence {FENCE}",
+    ),
     "runs": (owned(RUNS), "running", "handler_runs", f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}"),
     "waits for its next attempt": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),
