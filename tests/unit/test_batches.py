@@ -146,7 +146,7 @@ class Runners:
             return called(messages)
 
         declaration = Batch(**{"most": 100, "wait_s": 0.05, "per_ticket": 1} | declared)
-        handler = Handler(called_async if is_async else called, is_async, "test", batch=declaration)
+        handler = Handler(called_async if is_async else called, is_async, batch=declaration)
         assert handler.batch is not None
         self.services: list[Service] = batch_pool.batch_pool(handler, handler.batch, self.executor, slots)
 
