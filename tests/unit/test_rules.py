@@ -122,6 +122,7 @@ class TestBuckets:
         buckets.spend(b"T", 1)
         assert buckets.due_s(b"T", 4.0) == 0.25
         assert buckets.tokens(b"T", 4.0, 0.2) == 0
+        assert buckets.due_s(b"T", 4.0) == pytest.approx(0.25), "whoever asked too early does not wait longer for it"
         assert buckets.tokens(b"T", 4.0, 0.25) == 1
 
     def test_the_bucket_that_was_asked_for_is_there_whoever_else_is_forgotten(self) -> None:
