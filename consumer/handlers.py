@@ -36,7 +36,6 @@ class Handler:
 
     call: Callable[[Any], Any]
     is_async: bool
-    spec: str
     options: HandlerOptions = field(default_factory=HandlerOptions)
     batch: Batch | None = None
 
@@ -63,7 +62,7 @@ def load_handler(spec: str) -> Handler:
     _check_runs(spec, target)
     _check_one_argument(spec, target)
     is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
-    return Handler(target, is_async, spec, options_of(target), batch_of(target))
+    return Handler(target, is_async, options_of(target), batch_of(target))
 
 
 def check_ran(result: object) -> None:

@@ -57,7 +57,6 @@ class Registrar(Service):
         self._was_over = False  # the last answer was 410
         self._was_held = False  # it was 409, and nothing was asked since
         self._quiet_until_s = -math.inf  # nothing is said of a held name
-        self.is_done = False
 
     def run_once(self) -> float:
         if self._was_held and self._asked.lock == NO_LOCK:
@@ -93,7 +92,6 @@ class Registrar(Service):
         taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
         # All of the answer could be read: one that cannot leaves everything as it was, and the masters are asked again.
         event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
-        self.is_done = True
         self._on_taken(taken)
 
     def on_end(self) -> None:

@@ -96,7 +96,7 @@ class Explainer:
         """All facts that Redis knows, as arguments of Facts, and the owner's health URL. Few round trips: a busy master is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
         commands = [
-            *(("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers), ("GET", keys.leader), ("PTTL", keys.leader)),
+            *(("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers), ("GET", keys.leader)),
             *(("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)),
             *INFO_COMMANDS,
         ]
@@ -104,7 +104,7 @@ class Explainer:
         for reply in stored:
             if isinstance(reply, Exception):
                 raise reply
-        value, ruled, registered, held, left_ms = stored
+        value, ruled, registered, held = stored
         kind, record = _record(value)
         ids = record.ids if record is not None else []
         rules = rulebook(ruled)
@@ -117,7 +117,7 @@ class Explainer:
             "ids": tuple(ids),
             "lag": lag.entries,
             "has_group": delivered is not None,
-            "leader": _leader(held, left_ms),
+            "leader": _leader(held),
             "rules": tuple(rules.all_of(ticket)),
             "crowd": _crowd(members, rules, pending),
             "health_url": "",
@@ -219,11 +219,11 @@ def _record(value: Any) -> tuple[str, Record | None]:
     return _KINDS.get(record.owner, "owned"), record._replace(ids=sorted(record.ids, key=rank))
 
 
-def _leader(held: Any, left_ms: int) -> LeaderFacts | None:
+def _leader(held: Any) -> LeaderFacts | None:
     if not isinstance(held, bytes):
         return None
-    epoch, url = parse_held(held)
-    return LeaderFacts(url or "", epoch or 0, max(0, left_ms))
+    _, url = parse_held(held)
+    return LeaderFacts(url or "")
 
 
 def _crowd(members: dict[str, Member], rules: Rulebook, pending: dict[bytes, int]) -> Crowd:

@@ -109,7 +109,7 @@ class Story:
     def answer(self) -> list[str]:
         """What the leader does now."""
         leader = self._leader
-        while leader.unsure or leader.board.has_ready:
+        while leader.unsure or leader.board._ready:
             leader.read_records(sorted(leader.unsure))
             leader.hand_over()
         parked = {name: self._why_parked(ticket) for name, ticket in sorted(leader.board.tickets.items()) if ticket.parked}

@@ -26,10 +26,6 @@ class Board(RuledHoldings):
             return 0
         return self._open.room
 
-    @property
-    def has_ready(self) -> bool:
-        return bool(self._ready)
-
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
         """Take up to ``limit`` ids for one hand_over call; None when nothing can be handed over now."""
         if self._slowed:

@@ -59,7 +59,7 @@ def _owned(facts: Facts, owner: OwnerFacts) -> Explanation:
     state, reason, waits_for, until_ms = _doing(facts, owner, run)
     reasons = [reason, *_lease(facts, owner), *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"?")]
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
-        reasons += _later(facts)
+        reasons += _later(facts, owner)
     return Explanation(facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, tuple(_rule_commands(facts)))
 
 
@@ -274,15 +274,14 @@ def _nothing(facts: Facts) -> Explanation:
 # ---- words -------------------------------------------------------------------------------------------------------------------
 
 
-def _later(facts: Facts) -> Iterator[Reason]:
+def _later(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
     """What keeps later entries from following their ticket's owner."""
-    rule, owner = (facts.rules[0] if facts.rules else None), facts.owner
+    rule = facts.rules[0] if facts.rules else None
     if rule is not None:
-        has = owner.name if owner is not None else "its owner"
-        yield Reason(f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {has} has goes on")
+        yield Reason(f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {owner.name} has goes on")
     elif facts.board is not None and facts.board.window_is_full:
         yield Reason("window_full", f"{many(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a time")
-    elif owner is not None and (owner.state != "live" or owner.paused is not None):
+    elif owner.state != "live" or owner.paused is not None:
         yield Reason("owner_takes_nothing", f"what is parked waits until {owner.name} is done with what it has, then others get it")
 
 

@@ -93,8 +93,6 @@ class LeaderFacts:
     """Who leads."""
 
     url: str
-    epoch: int
-    lease_ms: int
 
 
 @dataclass(frozen=True)

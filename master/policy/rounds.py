@@ -116,10 +116,6 @@ class Rounds:
         return len(self._known)
 
     @property
-    def shards(self) -> frozenset[int]:
-        return self._shards
-
-    @property
     def mine(self) -> list[bytes]:
         """The sources of our shards."""
         return [source for source, shard in self._known.items() if shard in self._shards]

@@ -103,6 +103,12 @@ class TestJudge:
             assert "boom" in str(verdict.error)
             assert verdict.error.after_s == 0, "each is tried by itself at once"
 
+    def test_so_is_one_that_asks_to_be_called_later_and_does_not_say_when(self) -> None:
+        class Later(RetryLater):
+            def __init__(self) -> None: ...
+
+        assert [type(verdict.error) for verdict in judge(self.PARTS, None, Later())] == [TriedTogether, TriedTogether]
+
     def test_a_call_of_one_that_fails_is_its_own_fault(self) -> None:
         error = ValueError()
         assert judge([[self.B1]], None, error) == [Verdict(0, error)]
@@ -146,7 +152,7 @@ class Runners:
             return called(messages)
 
         declaration = Batch(**{"most": 100, "wait_s": 0.05, "per_ticket": 1} | declared)
-        handler = Handler(called_async if is_async else called, is_async, "test", batch=declaration)
+        handler = Handler(called_async if is_async else called, is_async, batch=declaration)
         assert handler.batch is not None
         self.services: list[Service] = batch_pool.batch_pool(handler, handler.batch, self.executor, slots)
 

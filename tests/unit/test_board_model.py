@@ -143,12 +143,12 @@ class BoardMachine(RuleBasedStateMachine):
 
     # ---- plans ---------------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.board.has_ready)
+    @precondition(lambda self: self.board._ready)
     @rule(limit=LIMITS)
     def hand_over(self, limit: int) -> None:
         self.leader.hand_over(limit)
 
-    @precondition(lambda self: self.board.has_ready)
+    @precondition(lambda self: self.board._ready)
     @rule(limit=LIMITS)
     def redis_refuses_a_plan_for_the_moment(self, limit: int) -> None:
         before = self._facts()
@@ -460,7 +460,7 @@ class Walk:
             return True
 
         def ready() -> bool:
-            return machine.board.has_ready
+            return bool(machine.board._ready)
 
         return [
             (2, always, lambda: machine.new_entries_arrive(few())),

@@ -10,7 +10,7 @@ import pytest
 from master.policy import choice
 from master.policy.affinity import Affinity
 from master.policy.plans import NOBODY, HandOverReply, TargetReply, Verdict
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of
+from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of, wait_once
 
 
 class TestPlan:
@@ -73,6 +73,30 @@ class TestPlan:
         board.join("c2:1", "c2", 4, 100, True)
         arrive(board, b"T", 2)
         assert hand_over(board) == {("c2:1", b"T"): ids(2)}
+
+    def test_what_its_owner_was_about_to_get_when_it_began_to_drain_waits_until_it_is_done(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 1)
+        hand_over(board)
+        arrive(board, b"T", 2)
+        board.join("c1:1", "c1", 4, 100, False)
+        board.join("c2:1", "c2", 4, 100, True)
+        assert hand_over(board) == {}
+        freed(board, "c1:1", b"T", ids(1))
+        assert hand_over(board) == {("c2:1", b"T"): ids(2)}
+
+    def test_what_comes_to_a_ticket_that_waits_for_room_waits_in_the_same_place(self) -> None:
+        board = board_with("c1", capacity=1)
+        arrive(board, b"T", 1)
+        hand_over(board)
+        for number in (2, 4):
+            arrive(board, b"T", number)
+            arrive(board, b"U", number + 1)
+            assert hand_over(board) == {}
+            wait_once(board)
+        freed(board, "c1:1", b"T", ids(1))
+        assert len(hand_over(board)) == 1
+        wait_once(board)
 
     def test_the_plan_carries_what_memory_believes_of_the_record(self) -> None:
         board = board_with("c1")
@@ -323,7 +347,7 @@ class TestReports:
         board = board_with("c1")
         board.set_record(b"T", b"c1:1", 7, ids(1, 2, 3), NOW)
         assert freed(board, "c1:1", b"T", ids(2)) == ["ok"]
-        assert freed(board, "c1:1", b"T", ids(1, 2)) == ["ok", "gone"]
+        assert freed(board, "c1:1", b"T", ids(1, 2, 1)) == ["ok", "gone", "gone"]
         assert (board.in_flight, list(board.tickets[b"T"].running)) == (1, ids(3))
 
     def test_a_report_on_a_ticket_that_nobody_has_is_stale(self) -> None:

@@ -21,7 +21,7 @@ NOW = 1_790_000_000_000
 #: A fence that was given 50 s ago.
 FENCE = (NOW - 50_000) * 1024
 A, B, C = b"12-0", b"17-0", b"18-0"
-LEADER = LeaderFacts("http://m1", 7, 3000)
+LEADER = LeaderFacts("http://m1")
 OWNER = OwnerFacts("c3:7", "live", 4000)
 LETTER = DeadLetter(b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "park", 8, 1, False)
 CROWD = Crowd(live=2, room=10)
@@ -50,6 +50,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
         f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}",
+    ),
+    "runs for the last time": (
+        *(owned(replace(RUNS, attempt=5)), "running", "handler_runs"),
+        f"12-0 started 41 s ago on c3, attempt 5 of 5, fence {FENCE}",
     ),
     "runs": (owned(RUNS), "running", "handler_runs", f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}"),
     "waits for its next attempt": (

@@ -41,7 +41,7 @@ def _loop(executor: Executor, handle: Handle) -> Service:
 
 
 def _calls(executor: Executor, handle: Handle) -> Service:
-    [service] = batch_pool(Handler(handle, False, "tests:handle", batch=Batch(10, 0.0, 2)), Batch(10, 0.0, 2), executor, 1)
+    [service] = batch_pool(Handler(handle, False, batch=Batch(10, 0.0, 2)), Batch(10, 0.0, 2), executor, 1)
     return service
 
 

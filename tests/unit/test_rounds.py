@@ -86,6 +86,17 @@ def test_a_call_of_which_nobody_knows_is_made_again_first() -> None:
     assert taken(of).sources == (b"a", b"c", b"b")
 
 
+def test_who_is_to_be_the_first_and_changes_meanwhile_waits_once() -> None:
+    of = rounds(batch=100)
+    of.changed([b"a"])
+    of.again(taken(of))
+    of.changed([b"a"])
+    turn = taken(of)
+    assert (turn.sources, turn.quantum) == ((b"a",), 100), "it has the call for itself"
+    of.answered(turn, [told(Outcome.OVER, 1)])
+    assert of.take() is None
+
+
 def test_a_change_during_the_turn_is_not_forgotten() -> None:
     of = rounds(b"a")
     turn = taken(of)
@@ -171,6 +182,17 @@ def test_troubles_are_told_by_source_until_they_are_over() -> None:
     of.answered(taken(of), [told(Outcome.AHEAD)])
     of.hold(frozenset())
     assert of.troubles == {}, "it is another master's to tell"
+
+
+def test_of_very_many_troubles_a_thousand_are_remembered_and_what_they_are_now() -> None:
+    names = [b"s%d" % number for number in range(1100)]
+    of = rounds(*names)
+    while (turn := of.take()) is not None:
+        of.answered(turn, [told(Outcome.AHEAD)] * len(turn.sources))
+    assert list(of.troubles) == names[:1000]
+    of.changed(names[999:1001])
+    of.answered(taken(of), [told(Outcome.BEFORE)] * 2)
+    assert (len(of.troubles), of.troubles[names[999]].outcome) == (1000, Outcome.BEFORE)
 
 
 @settings(deadline=None)

@@ -24,7 +24,8 @@ class Plot:
 
     def __init__(self, *, in_turn: bool = False) -> None:
         self.book = Book()
-        self.book.in_turn = in_turn
+        if in_turn:
+            self.book.in_turn = True
         self.redis: dict[bytes, list[Entry]] = {}
         self.got: dict[Place, list[bytes]] = {}
         self.closed: set[Place] = set()

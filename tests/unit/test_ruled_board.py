@@ -10,7 +10,7 @@ from master.policy.explain_facts import BoardFacts
 from master.policy.rules import Action, Buckets, Rule, Rulebook, Target, rule_id
 from master.policy.stuck import Parked
 from master.policy.tickets import Standing
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
+from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned, wait_once
 
 
 def rule(value: str, action: Action = Action.PAUSE, rate: float | None = None, target: Target = Target.TICKET) -> Rule:
@@ -47,6 +47,13 @@ class TestPause:
         assert board.room == 99, "others are read on"
         follow(board)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
+
+    def test_while_there_is_no_consumer_either_it_waits_for_its_rule_only(self) -> None:
+        board = board_with()
+        follow(board, rule("P"))
+        arrive(board, b"P", 1)
+        assert hand_over(board) == {}
+        wait_once(board)
 
     def test_they_go_on_in_the_order_in_which_they_came(self) -> None:
         board = board_with("c1")
