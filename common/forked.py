@@ -16,6 +16,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+#: What a child has printed is written within this time, or lost.
+_LAST_WORDS_S = 2.0
+
 
 def call_in_children(method: Callable[[], None]) -> None:
     """Call a bound method in every child that is forked from now on, for as long as its object lives."""
@@ -66,17 +69,26 @@ class EndsInChildren:
 
 def leave(*_: Any) -> NoReturn:
     """End this process as a script ends that did what the handler did: with what ``sys.exit()`` says, or 1 and a traceback for an error that is being
-    handled; what was printed is written. ``atexit`` and the stack below us are the parent's."""
+    handled; what was printed is written, where that can be. ``atexit`` and the stack below us are the parent's."""
     problem, code = sys.exc_info()[1], 0
     try:
         if isinstance(problem, SystemExit):
             code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
-            if isinstance(problem.code, str):
-                sys.stderr.write(f"{problem.code}\n")
         elif problem is not None:
             code = 1
-            traceback.print_exception(problem)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Where a thread of the parent was printing at the moment of the fork, the stream is locked in here for ever.
+        writing = threading.Thread(target=_write_last, args=(problem,), daemon=True)
+        writing.start()
+        writing.join(_LAST_WORDS_S)
     finally:
         os._exit(code & 0xFF)
+
+
+def _write_last(problem: BaseException | None) -> None:
+    if isinstance(problem, SystemExit):
+        if isinstance(problem.code, str):
+            sys.stderr.write(f"{problem.code}\n")
+    elif problem is not None:
+        traceback.print_exception(problem)
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -12,8 +12,10 @@ tokens are ``***``, whoever logs them. A line that comes again and again is left
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -38,6 +40,8 @@ _TOKEN = re.compile(r"(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}|usher_[A-Za-z0-9_-
 _MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
 #: A secret shorter than this is none, and would be found everywhere.
 _SHORTEST_SECRET = 4
+#: A fork waits so long for a line that is being written; a log that nobody reads must not hold it up for ever.
+_LONGEST_LINE_S = 1.0
 
 
 class HasFacts(Protocol):
@@ -174,6 +178,24 @@ def configure(program: str, level: str, style: str, secrets: Iterable[str] = ())
     handler.addFilter(_Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    _fork_between_lines()
     root.setLevel(level.upper())
     for chatty in ("urllib3", "gunicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+@functools.cache  # once in a process
+def _fork_between_lines() -> None:
+    """No process is forked while a thread writes a line: the stream would be locked in the child for ever, by a thread that is not there, and
+    whoever writes there waits for it. The locks of ``logging`` itself are new in a child."""
+    held = threading.local()
+
+    def hold() -> None:
+        locks = [handler.lock for handler in logging.getLogger().handlers if handler.lock is not None]
+        held.locks = [lock for lock in locks if lock.acquire(timeout=_LONGEST_LINE_S)]
+
+    def release() -> None:
+        for lock in held.locks:
+            lock.release()
+
+    os.register_at_fork(before=hold, after_in_parent=release)

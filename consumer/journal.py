@@ -55,6 +55,7 @@ class Journal:
     def __init__(self, path: Path | None, origin: str, incarnation: str, slots: int) -> None:
         """Begin anew at ``path``. None, or a file that cannot be had: nobody will read it, and all else is the same."""
         size = _HEADER.size + slots * _SLOT.size
+        self._path = path
         self._map = _mapped(path, size)
         _HEADER.pack_into(self._map, 0, _MAGIC, origin.encode(), incarnation.encode(), 0)
         self._free = list(range(_HEADER.size, size, _SLOT.size))
@@ -105,6 +106,12 @@ class Journal:
     def explain(self) -> None:
         """This process is about to end, and knows why: what runs has no part in it, except for those that are blamed."""
         self._map[_EXPLAINED] = 1
+
+    def remove(self) -> None:
+        """Nothing runs any more, and nothing will: there is nothing to tell. Many names never come back, and would leave a file each."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
 
 
 def _mapped(path: Path | None, size: int) -> mmap.mmap:

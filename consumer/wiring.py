@@ -155,6 +155,8 @@ class Incarnation:
         until_s = now_s() + _JOIN_S
         for service in ending:
             service.join(max(0.0, until_s - now_s()))
+        if drained.clean:
+            self._journal.remove()
         self.reader.close()
         self._starts.close()
         self._drain_link.close()

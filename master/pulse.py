@@ -117,19 +117,19 @@ class Pulse(Service):
     def follow(self, sock: socket.socket, topic: str) -> None:
         """The connection gets what is new, as server-sent events, from now on."""
         watchers = self._watchers[topic]
-        live: LiveSocket
-        live = self._sockets.keep(sock, lambda: self._leave(watchers, live))
-        with self._lock:
+
+        def leave() -> None:
+            with self._lock:
+                watchers.pop(live, None)
+
+        with self._lock:  # who has gone already leaves after it has come, or it would look for ever
+            live = self._sockets.keep(sock, leave)
             watchers[live] = None
         self._sent.pop(topic, None)  # what was told between the page and its connection is told again
         self._look()
         live.send(b"retry: 2000\n\n")
         if topic == OVERVIEW:
             live.send(_frame("history", self.history()))
-
-    def _leave(self, watchers: dict[LiveSocket, None], live: LiveSocket) -> None:
-        with self._lock:
-            watchers.pop(live, None)
 
     def _look(self) -> None:
         if not self._is_watched:

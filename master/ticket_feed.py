@@ -117,13 +117,13 @@ class TicketFeed(Service):
     # -- the turn
 
     def run_once(self) -> float:
-        if self._router is None and (self._followers or self._mailbox):
-            self._begin()
         for _ in range(len(self._mailbox)):
             self._read(*self._mailbox.popleft())
         if not self._followers:
             self._rest()
             return _EMPTY_S
+        if self._router is None:
+            self._begin()
         more = [self._catch_up(self._behind.popleft()) for _ in range(len(self._behind))]
         now = now_s()
         if now >= self._look_at_s:
@@ -191,6 +191,8 @@ class TicketFeed(Service):
         elif what == "came":
             self._join(one)
         else:
+            if one in self._behind:
+                self._behind.remove(one)
             followers = self._followers.get(one.ticket, {})
             followers.pop(one, None)
             if not followers:

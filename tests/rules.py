@@ -53,7 +53,10 @@ IMPURE = frozenset(
     {"redis", "time", "datetime", "threading", "asyncio", "os", "socket", "subprocess", "logging", "secrets", "requests", "urllib3", "flask"}
 )
 #: Where threads begin: services; pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions); and a yardstick.
-THREADS_IN = ("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/asker.py", "common/bench/slots.py")
+THREADS_IN = (
+    *("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/asker.py", "common/bench/slots.py"),
+    "common/forked.py",  # of a child that ends: what it writes last must not hold it up
+)
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "consumer/torture/pytest_plugin.py"),

@@ -176,7 +176,9 @@ class Rounds:
             waiting = len(self._news) + len(self._looks)
             looks = self._looks.pop(max(_MOST_SOURCES - len(self._news), _LOOKS))
             news = self._news.pop(_MOST_SOURCES - len(looks))
-            sources = dict.fromkeys(source for source in (*news, *looks) if self._known.get(source) in self._shards)
+            popped = dict.fromkeys((*news, *looks))
+            sources = [source for source in popped if self._known.get(source) in self._shards]
+            self._swept.difference_update(popped.keys() - sources)  # another master's by now, or gone
             if sources:
                 quantum = max(_SMALLEST_QUANTUM, min(_LARGEST_QUANTUM, self._batch // waiting))
                 return Turn(tuple(sources), quantum)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from common.clock import wall_ms
-from common.live_sockets import LiveSockets
+from common.live_sockets import LiveSocket, LiveSockets
 from common.redis_client import Link
 from master import pulse as pulse_module
 from master.index_scan import IndexScan
@@ -152,9 +152,11 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
 class Reader:
     """Somebody who has a page open."""
 
-    def __init__(self, pulse: Pulse, topic: str) -> None:
+    def __init__(self, pulse: Pulse, topic: str, is_gone: bool = False) -> None:
         ours, self.sock = socket.socketpair()
         self.sock.settimeout(PATIENCE_S)
+        if is_gone:
+            self.sock.close()
         self._data = b""
         pulse.follow(ours, topic)
 
@@ -187,6 +189,20 @@ def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(pulse: Pulse, 
     for reader in (*readers, consumers):
         reader.sock.close()
     until(lambda: not pulse._watchers[OVERVIEW])
+
+
+def test_who_leaves_while_it_is_let_in_does_not_look_for_ever(pulse: Pulse, sockets: LiveSockets, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = sockets.keep
+
+    def keep_until_it_has_left(sock: socket.socket, on_closed: Callable[[], None]) -> LiveSocket:
+        live = keep(sock, on_closed)
+        until(lambda: live.closed)
+        return live
+
+    monkeypatch.setattr(sockets, "keep", keep_until_it_has_left)
+    Reader(pulse, OVERVIEW, is_gone=True)
+    until(lambda: not pulse._watchers[OVERVIEW])
+    assert sockets.failed_turns == 0
 
 
 def test_who_comes_is_given_the_history(pulse: Pulse) -> None:

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from common.errors import ReplyUnknown
+from common.embedded import free_port
+from common.errors import RedisTrouble, ReplyUnknown
 from common.keys import Keys
 from common.live_sockets import LiveSockets
 from common.redis_client import Link
@@ -56,3 +57,25 @@ def test_the_state_of_an_idle_ticket_is_told_though_a_reply_about_another_one_go
 
         until(all_are_greeted)
     direct.close()
+
+
+def test_those_who_came_and_left_while_redis_was_away_are_not_remembered() -> None:
+    """They come again every few seconds, for as long as that lasts."""
+    sockets = LiveSockets(10)
+    sockets.start()
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    feed = TicketFeed(Link(nowhere, "test:feed"), KEYS, "ticket_id", sockets, lambda: StreamRouter(nowhere))
+    with contextlib.ExitStack() as stack:
+        stack.callback(sockets.stop)
+        stack.callback(feed.on_end)
+        stays, its_end = socket.socketpair()
+        stack.callback(its_end.close)
+        feed.follow(stays, b"stays", [b"1-1"] * 3, with_fields=True)
+        for _ in range(5):
+            ours, theirs = socket.socketpair()
+            feed.follow(ours, b"leaves", [b"1-1"] * 3, with_fields=True)
+            theirs.close()
+            until(lambda: sockets.count == 1)
+            with pytest.raises(RedisTrouble):
+                feed.run_once()
+        assert (list(feed._followers), len(feed._behind), len(feed._mailbox)) == ([b"stays"], 1, 0)

@@ -114,3 +114,15 @@ def test_a_child_that_a_killed_consumer_left_behind_is_waited_for_once_and_not_b
             took_s.append(_registered(crew, "c1", times, lease_s + 20))
         figures(with_the_child_of_its_predecessor_s=took_s[0], after_that_s=took_s[1])
         assert took_s[1] < 5 < took_s[0]
+
+
+def test_who_leaves_when_all_is_done_leaves_no_journal(folder: Path, link: Link) -> None:
+    """Names that never come back would fill the state folder."""
+    with Crew(folder, link.url) as crew:
+        crew.start(1, ["c1"])
+        entry_id = link.call("XADD", KEYS.stream, "*", "ticket_id", "T", "number", 1).decode()
+        crew.wait_until_handled([entry_id], within_s=20)
+        assert list(folder.rglob("c1.journal")), "it has one while it works"
+        assert crew.stop("c1") == 0
+        assert [event["clean"] for event in crew.events("drained", "c1")] == [True]
+        assert not list(folder.rglob("c1.journal"))

@@ -293,3 +293,15 @@ def test_what_a_sweep_was_to_look_at_has_a_reason_once_its_shard_was_another_mas
     of.hold(ALL - {shard_of(b"a")})
     of.hold(ALL)
     assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == [b"b"]
+
+
+def test_what_another_master_got_before_a_sweep_came_to_it_is_swept_no_more() -> None:
+    of = swept(b"a")
+    of.hold(frozenset())
+    assert of.take() is None
+    of.doubt(frozenset())
+    of.forget_doubted()
+    assert of.known == 0
+    of.hold(ALL)
+    of.found([b"a"])
+    assert of.answered(taken(of), [told(Outcome.OVER, 1)]) == [], "it was found, which is a reason to look"
