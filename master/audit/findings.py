@@ -265,6 +265,14 @@ CHECKS: dict[str, Check] = {
             "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please report it.",
         ),
         Check(
+            "stale_counted",
+            Severity.BAD,
+            "A success counts under the fence under which the ticket was handed over last; a former owner's acknowledgement is refused.",
+            "A former owner's acknowledgement counted when somebody else had its ticket: the message is over, and its effect may be there twice.",
+            (_RUNS, _RUNS_OF_IT, _BODY),
+            "Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please report it.",
+        ),
+        Check(
             "effect_missing",
             Severity.BAD,
             "What is done has its effect in the sink (looked at where USHER_AUDIT_SINK_URL names its database).",

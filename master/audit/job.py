@@ -38,7 +38,7 @@ _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
 #: Facts of the past: the log that they are in does not change.
 _OF_THE_LOG = (
     *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell"),
-    *("times_impossible", "run_unreadable", "effect_twice", "effect_missing", "dead_and_done"),
+    *("times_impossible", "run_unreadable", "effect_twice", "stale_counted", "effect_missing", "dead_and_done"),
 )
 
 
