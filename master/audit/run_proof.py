@@ -264,7 +264,7 @@ def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspe
 def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> None:
     """Successes of former owners that counted.
 
-    Before such a one was noted its ticket was handed over under a higher fence: an execution under that is noted before it, or is of the very message:
+    Before such a one was noted its ticket was handed over under a higher fence: an execution under that was noted before, or is of the very message:
     nobody is handed what is done. What is done under a higher fence too is left to ``_check_effects``.
     """
     done = runs.filter(F.col("outcome") == DONE)

@@ -289,6 +289,20 @@ def test_of_a_stream_whose_ids_are_ahead_of_the_clock_a_log_that_was_cut_proves_
     assert any("ids are up to 896 ms ahead of Redis' clock" in sentence for sentence in report.unproven)
 
 
+def test_of_entries_that_are_cut_from_the_stream_losses_are_not_proven_and_that_is_said(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """2-1 was acknowledged by hand, and then cut: of a work stream everything is, as soon as it is over."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
+    link.call("XTRIM", "s", "MINID", "4-1")
+    report = audit(spark, plan(redis_url, "s"))
+    assert (report.found, report.sentence()) == ((), "nothing found: what could be looked at is as promised")
+    assert report.unproven == (
+        "s: the entries before 4-1 are not in it any more (trimmed or deleted); whether all of them were handled was not looked at",
+    )
+
+
 def test_what_was_dropped_before_the_action_log_begins_is_not_known(link: Link, redis_url: str) -> None:
     keys = Keys("s", "g")
     link.pipeline([("XADD", keys.actions, f"{n}-1", "outcome", "paused", "what", "rules") for n in range(1, KEPT)])
