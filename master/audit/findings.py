@@ -211,7 +211,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "owners_overlap",
             Severity.WARN,
-            "Executions of a ticket under different fences follow one another, unless a process was paused.",
+            "Executions of a ticket under different fences that are both noted follow one another, unless a process was paused.",
             "A former owner still ran while its successor did: at most one of them has an effect if the sink checks fences.",
             (_RUNS,),
             "Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a fenced sink.",
