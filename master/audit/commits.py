@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from common.errors import StartRefused
+from common.stream_id import ZERO
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ class DataSet:
     def complete(self) -> tuple[list[Path], int]:
         """The files of all commits, and how many rows they have: what else lies in the folder (a copy, say) is no part of the table. Raises
         StartRefused when a commit or a file of one is missing."""
-        files, rows, last = [], 0, ""
+        files, rows, last = [], 0, ZERO.decode()
         for commit in map(self._read, self._numbers()):
-            if last and commit.after != last:
+            if commit.after != last:
                 raise StartRefused(f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not behind {last}")
             files += [self.place(commit.number, name) for name in commit.files]
             rows, last = rows + commit.rows, commit.last

@@ -18,6 +18,7 @@ class StreamFacts:
 
     ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before it were cut off. ``ahead_ms``:
     how far ids of the stream are ahead of Redis' clock, by which records are dated (producers that give ids themselves, a clock that was set back).
+    ``first``: the first entry that is still in the stream, None when it is empty.
     """
 
     stream: str
@@ -31,6 +32,7 @@ class StreamFacts:
     run_capped: bool
     dead_letters: int
     ahead_ms: int = 0
+    first: bytes | None = None
 
     @property
     def keys(self) -> Keys:
@@ -70,6 +72,9 @@ def unproven(facts: StreamFacts, known_ms: int | None, skipped_order: int, befor
         )
     if facts.ahead_ms and facts.run_capped:
         yield f"{facts.stream}: ids are up to {facts.ahead_ms:,} ms ahead of Redis' clock, so that much less is proven (a clock set back? own ids?)"
+    if known_ms is not None and (facts.first is None or known_ms < rank(facts.first) >> 64):
+        gone = "its entries" if facts.first is None else f"the entries before {facts.first.decode()}"
+        yield f"{facts.stream}: {gone} are not in it any more (trimmed or deleted); whether all of them were handled was not looked at"
     if skipped_order:
         yield f"{facts.stream}: {skipped_order:,} executions may be repeats of ones that were cut off the run log; their order is not judged"
     if before_known:

@@ -211,7 +211,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "owners_overlap",
             Severity.WARN,
-            "Executions of a ticket under different fences follow one another, unless a process was paused.",
+            "Executions of a ticket under different fences that are both noted follow one another, unless a process was paused.",
             "A former owner still ran while its successor did: at most one of them has an effect if the sink checks fences.",
             (_RUNS,),
             "Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a fenced sink.",
@@ -263,6 +263,14 @@ CHECKS: dict[str, Check] = {
             "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
             (_RUNS_OF_IT, _BODY),
             "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please report it.",
+        ),
+        Check(
+            "stale_counted",
+            Severity.BAD,
+            "A success counts under the fence under which the ticket was handed over last; a former owner's acknowledgement is refused.",
+            "A former owner's acknowledgement counted when somebody else had its ticket: the message is over, and its effect may be there twice.",
+            (_RUNS, _RUNS_OF_IT, _BODY),
+            "Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please report it.",
         ),
         Check(
             "effect_missing",

@@ -38,7 +38,7 @@ _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
 #: Facts of the past: the log that they are in does not change.
 _OF_THE_LOG = (
     *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell"),
-    *("times_impossible", "run_unreadable", "effect_twice", "effect_missing", "dead_and_done"),
+    *("times_impossible", "run_unreadable", "effect_twice", "stale_counted", "effect_missing", "dead_and_done"),
 )
 
 
@@ -158,9 +158,9 @@ class Audit:
         self._open += [told] if told else []
 
     def _floor_now(self, facts: StreamFacts) -> StreamFacts:
-        """The facts with the run log's beginning as it is now: it may have been cut while it was read."""
+        """The facts with the beginnings of run log and stream as they are now: they may have been cut while they were read."""
         now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
-        told = dataclasses.replace(facts, run_first=now.run_first or facts.run_first, run_capped=now.run_capped)
+        told = dataclasses.replace(facts, run_first=now.run_first or facts.run_first, run_capped=now.run_capped, first=now.first)
         return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
 
     def _dead_letters(self, facts: Sequence[StreamFacts]) -> DataFrame | None:

@@ -23,6 +23,7 @@ from master.audit.suspects import Suspects
 RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
 _LAST_US = 253_402_300_799_999_999  # of the year 9999
 _FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
+_LOOKED_AT = ("late", "again", "after")  # what may be wrong
 
 
 @dataclass
@@ -88,16 +89,13 @@ def check_runs(
     """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything. ``dead``: the dead letters."""
     told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
     seen = Observation()
-    sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, "late", "again")]
+    sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
     recovered = F.col("recovered_ms")
     classes = [0, *RECOVERIES_MS, 1 << 62]
     for number in range(len(classes) - 1):
         sums.append(F.sum(((recovered >= classes[number]) & (recovered < classes[number + 1])).cast("int")).alias(f"class{number}"))
     observed = told.observe(seen, *sums, F.count(recovered).alias("repeated"), F.max(recovered).alias("slowest"))
-    any_flag = F.col("late") | F.col("again")
-    for name in _FLAGS:
-        any_flag = any_flag | F.col(name)
-    flagged = observed.filter(any_flag).persist()
+    flagged = observed.filter(F.greatest(*_FLAGS, *_LOOKED_AT)).persist()
     try:
         flagged.count()
         got = seen.get
@@ -109,7 +107,9 @@ def check_runs(
         if got["late"]:
             _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
-            _check_effects(runs, flagged.filter(F.col("again")), figures, suspects)
+            _check_effects(runs, flagged.filter(F.col("again") & (F.col("outcome") == DONE)), figures, suspects)
+        if got["again"] or got["after"] or figures.unkeyed:
+            _check_stale(runs, flagged, suspects)
     finally:
         flagged.unpersist()
 
@@ -127,6 +127,7 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
         .withColumn("started", F.max(F.struct("fence", "ms", "seq", "id", "start_us", "consumer")).over(before))
         .withColumn("done", F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id", "start_us", "consumer"))).over(before))
+        .withColumn("noted_last", F.max(F.when(F.col("outcome") == DONE, F.col("record_ms"))).over(before))
         .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
     )
     under, ends, starts, done, last = (F.col(name) for name in ("under_fence", "latest_end", "latest_start", "done", "last"))
@@ -148,7 +149,8 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
         "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
         "late": place < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq")),
         # Not only then, but whenever it was done before; what it was before is looked at later, of these few.
-        "again": (F.col("outcome") == DONE) & (place <= F.struct(done["ms"].alias("ms"), done["seq"].alias("seq"))),
+        "again": place <= F.struct(done["ms"].alias("ms"), done["seq"].alias("seq")),
+        "after": (last["fence"] < fence) & (F.col("noted_last") > F.col("record_ms")),
     }
     for name, rule in flags.items():
         told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
@@ -173,6 +175,9 @@ def _told(rows: DataFrame, check: str) -> DataFrame:
                                         at(F.col("highest.start_us"))),
         "effect_twice": F.format_string("; %s had done it from %s to %s under fence %d, as the run log noted at %s", F.col("first.consumer"),
                                         at(F.col("first.start_us")), at(F.col("first.end_us")), F.col("first.fence"), at(F.col("noted") * 1000)),
+        "stale_counted": F.format_string("; it was noted as done at %s, when %s had the ticket: under fence %d it ran %s from %s on",
+                                         at(F.col("record_ms") * 1000), F.col("owner.consumer"), F.col("owner.fence"), F.col("owner.id"),
+                                         at(F.col("owner.start_us"))),
     }  # fmt: skip
     detail = F.concat(ran, others[check]) if check in others else ran
     return suspect(check, rows, detail, owner=F.col("consumer"))
@@ -254,6 +259,26 @@ def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspe
         collect([_told(kept.filter(F.col("wrong")), "effect_twice")], suspects)
     finally:
         kept.unpersist()
+
+
+def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> None:
+    """Successes of former owners that counted.
+
+    Before such a one was noted its ticket was handed over under a higher fence: an execution under that was noted before, or is of the very message:
+    nobody is handed what is done. What is done under a higher fence too is left to ``_check_effects``.
+    """
+    done = runs.filter(F.col("outcome") == DONE)
+    owner = F.struct("fence", "record_ms", "start_us", "consumer", "id").alias("owner")
+    alone = runs.filter((F.col("ticket") == "") & (F.col("outcome") != DONE))  # messages without a ticket id are in no order
+    of_it = flagged.filter(F.col("again") & (F.col("outcome") != DONE)).select("stream", "id", owner).union(alone.select("stream", "id", owner))
+    handed_ms, noted_ms = (F.col("owner.fence") / FENCES_PER_MS).cast("bigint"), F.col("record_ms")
+    of_ticket = flagged.filter("after").select("stream", "ticket", owner)
+    wrong = done.join(of_it, ["stream", "id"]).filter(handed_ms < noted_ms)
+    wrong = wrong.unionByName(done.join(of_ticket, ["stream", "ticket"]).filter(F.col("owner.record_ms") < noted_ms))
+    wrong = wrong.filter(F.col("owner.fence") > F.col("fence"))
+    wrong = wrong.join(done.groupBy("stream", "id").agg(F.max("fence").alias("highest")), ["stream", "id"]).filter("fence = highest")
+    row = Window.partitionBy("stream", "id").orderBy("fence", "owner")
+    collect([_told(wrong.withColumn("place", F.row_number().over(row)).filter("place = 1"), "stale_counted")], suspects)
 
 
 def check_losses(

@@ -39,17 +39,19 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
             f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and the group of your masters?"
         ) from missing
     runs = _span(link, keys.runs)
+    length, first, _ = _span(link, keys.stream)
     return StreamFacts(
         keys.stream,
         keys.group,
         int(seconds) * 1000 + int(micros) // 1000,
-        link.call("XLEN", keys.stream),
+        length,
         group[b"last-delivered-id"],
         group[b"pending"],
         runs[0],
         runs[1],
         is_capped(runs[0], runs[2], run_log_length),
         _span(link, keys.dead)[0],
+        first=first,
     )
 
 

@@ -183,6 +183,13 @@ class _Oracle:
             if again and (one.fence == other.fence or other.noted_ms > one.noted_ms):
                 yield "effect_twice", one.id
 
+        for one, other in itertools.product(done, self._runs):
+            was_handed = one.id == other.id and other.fence / 1024 < one.noted_ms
+            was_noted = one.ticket and one.ticket == other.ticket and other.noted_ms < one.noted_ms
+            again = any(run.id == one.id and run.fence > one.fence for run in done)
+            if one.fence < other.fence and (was_handed or was_noted) and not again:
+                yield "stale_counted", one.id
+
     def _of_losses(self) -> Iterator[tuple[str, str]]:
         letters = {pairs(fields).get(b"usher-id", b"").decode() for _, fields in self._link.call("XRANGE", self._keys.dead, "-", "+")}
         yield from (("dead_and_done", run.id) for run in self._runs if run.outcome == "done" and run.id in letters)

@@ -47,6 +47,7 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "overtaken": {(RUNS, "33-1")},
     "lost": {(RUNS, "18-1")},
     "effect_twice": {(RUNS, "23-1"), (RUNS, "24-1"), (RUNS, "26-1"), (RUNS, "37-1")},
+    "stale_counted": {(RUNS, "38-1"), (RUNS, "39-1"), (RUNS, "41-1")},
     "dead_and_done": {(RUNS, "19-1")},
 }
 
@@ -143,8 +144,9 @@ def _runs_side(link: Link, s: Seeder) -> None:
     names = {1: "ok", 2: "ok", 3: "over", 4: "over", 6: "own", 7: "own", 8: "order", 9: "order", 10: "repeat", 11: "repeat", 12: "crash"}
     names |= {23: "same fence", 24: "noted", 25: "behind", 26: "", 27: "unsaid", 28: "unsaid", 29: "charged", 30: "charged"}
     names |= {31: "own order", 32: "own order", 33: "overtaken", 34: "overtaken", 35: "not noted", 36: "not noted", 37: "former"}
+    names |= {38: "refused", 39: "taken", 40: "taken", 41: "", 42: "set back"}
     names |= {13: "share", 14: "share", 15: "fell", 16: "fell", 17: "time", 18: "lost", 19: "both", 20: "gave up", 21: "failed", 22: "held"}
-    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 38)))
+    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 43)))
     s.read()
     s.live("c1:1", "c2:2")
     s.own("c1:1", "22-1")
@@ -154,7 +156,7 @@ def _runs_side(link: Link, s: Seeder) -> None:
         s.index(ticket, f"c1:1 9 {n}-1")
     s.own("c1:1", "36-1")
     s.index("not noted", "c1:1 9 35-1 36-1")
-    s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 33), 34, 37)))
+    s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 33), 34, *range(37, 43))))
     # Fences tell when they were given (1024 to a millisecond), records when it was noted.
     s.ran("c1:1", ("23-1", "same fence", 5, 100, 200), ("24-1", "noted", 5, 100, 200), ("26-1", "", 5, 100, 200), record="2000-1")
     at_4_s = 4000 * 1024
@@ -162,13 +164,21 @@ def _runs_side(link: Link, s: Seeder) -> None:
     s.ran("c1:1", ("23-1", "same fence", 5, 300, 400), ("25-1", "behind", 5, 100, 200), ("37-1", "former", 5, 100, 200), record="9001-1")
     # Its former owner's acknowledgement counted, though c2 had it since 4 s: so did that of c2.
     s.ran("c2:2", ("37-1", "former", at_4_s, 500, 600), record="9002-1")
+    # So it did of 38-1, of which c2's was refused then, and of 41-1; and of 39-1, behind what c2 had acknowledged of the ticket. 42-1 was done before
+    # c2 had it: the group was set back.
+    s.ran("c2:2", ("40-1", "taken", at_4_s, 500, 600), record="9003-1")
+    s.ran("c1:1", ("38-1", "refused", 5, 100, 200), ("39-1", "taken", 5, 100, 200), ("41-1", "", 5, 100, 200), record="9004-1")
+    s.ran("c1:1", ("42-1", "set back", 5, 100, 200), record="9004-2")
+    s.ran("c2:2", ("38-1", "refused", at_4_s, 500, 600, "stale"), ("41-1", "", at_4_s, 500, 600, "failed"), record="9005-1")
+    s.ran("c2:2", ("42-1", "set back", 9500 * 1024, 500, 600, "failed"), record="9600-1")
     s.ran("c1:1", ("1-1", "ok", 5, 100, 200), ("2-1", "ok", 5, 200, 300), ("3-1", "over", 5, 100, 300), ("4-1", "over", 5, 200, 400))
     s.ran("c1:1", ("5-1", "call", 5, 100, 300), ("5-2", "call", 5, 100, 300), ("6-1", "own", 5, 1 * _S, 10 * _S), ("9-1", "order", 5, 100, 200))
-    s.ran("c2:2", ("7-1", "own", 6, 5 * _S, 11 * _S), ("14-1", "share", 5, 300, 400), ("16-1", "fell", 6, 10 * _S, 11 * _S))
+    s.ran("c2:2", ("7-1", "own", 6, 5 * _S, 11 * _S), ("14-1", "share", 5, 300, 400))
     s.ran("c1:1", ("8-1", "order", 5, 300, 400), ("13-1", "share", 5, 100, 200))
     s.ran("c2:2", ("10-1", "repeat", 6, 5 * _S, 6 * _S), ("11-1", "repeat", 6, 6 * _S, 7 * _S))
     s.ran("c1:1", ("10-1", "repeat", 5, 100, 200), ("11-1", "repeat", 5, 200, 300))
     s.ran("c1:1", ("12-1", "crash", 5, 1 * _S, 0, "crashed"), ("15-1", "fell", 5, 20 * _S, 21 * _S), ("17-1", "time", 5, 500, 400))
+    s.ran("c2:2", ("16-1", "fell", 6, 10 * _S, 11 * _S))
     s.ran("c2:2", ("12-1", "crash", 6, 4 * _S, 5 * _S), ("19-1", "both", 6, 1, 2), ("20-1", "gave up", 6, 1, 2, "gave_up"))
     s.ran("c2:2", ("21-1", "failed", 6, 1, 2, "failed"), ("21-1", "failed", 6, 3, 4), ("20-9", "", 6, 1, 2), ("20-8", "", 6, 1, 2))
     # Killed between a success and its acknowledgement, when the next one had crashed with it, or was noted as failed: no disorder. Under one

@@ -140,6 +140,27 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     assert runs == [(a.incarnation, second.decode(), "stale"), (c.incarnation, second.decode(), "done")]
 
 
+def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+    """2-1: c2 had it by 4 s and was refused, because c1's counted at 9 s. 3-1 is as it should be: c1 was refused, c2 was not. 4-1 was done under both
+    fences, by c2 first; 5-1 crashed under the lower one, which was noted behind."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    link.call("DEL", seeder.keys.runs)
+    at_4_s = 4000 * FENCES_PER_MS
+    seeder.ran("c1:1", ("1-1", "first", 5, 1, 2), record="50-1")
+    seeder.ran("c2:2", ("4-1", "d", at_4_s, 4_500_000, 4_600_000), record="8999-1")
+    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200), ("3-1", "c", 5, 100, 200, "stale"), ("4-1", "d", 5, 100, 200), record="9000-1")
+    seeder.ran("c2:2", ("2-1", "a", at_4_s, 4_500_000, 4_600_000, "stale"), ("3-1", "c", at_4_s, 4_500_000, 4_600_000), record="9001-1")
+    seeder.ran("c2:2", ("5-1", "e", at_4_s, 4_500_000, 4_600_000), record="9002-1")
+    seeder.ran("c1:1", ("5-1", "e", 5, 100, 0, "crashed"), record="9003-1")
+    [found] = audit(spark, plan(redis_url, "s")).found
+    [one] = found.examples
+    assert (found.check.name, one.id, one.owner) == ("stale_counted", "2-1", "c1:1")
+    assert one.detail == (
+        "c1:1 ran it from 1970-01-01 00:00:00.000100 to 1970-01-01 00:00:00.000200 (UTC) under fence 5; it was noted as done at 1970-01-01 "
+        f"00:00:09.000000, when c2:2 had the ticket: under fence {at_4_s} it ran 2-1 from 1970-01-01 00:00:04.500000 on"
+    )
+
+
 def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
     seeder.over("1-1", "2-1", "3-1", "4-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
@@ -266,6 +287,20 @@ def test_of_a_stream_whose_ids_are_ahead_of_the_clock_a_log_that_was_cut_proves_
     report = audit(spark, plan(redis_url, "s"))
     assert report.found == ()
     assert any("ids are up to 896 ms ahead of Redis' clock" in sentence for sentence in report.unproven)
+
+
+def test_of_entries_that_are_cut_from_the_stream_losses_are_not_proven_and_that_is_said(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """2-1 was acknowledged by hand, and then cut: of a work stream everything is, as soon as it is over."""
+    seeder.over(*(f"{n}-1" for n in range(1, 6)))
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
+    link.call("XTRIM", "s", "MINID", "4-1")
+    report = audit(spark, plan(redis_url, "s"))
+    assert (report.found, report.sentence()) == ((), "nothing found: what could be looked at is as promised")
+    assert report.unproven == (
+        "s: the entries before 4-1 are not in it any more (trimmed or deleted); whether all of them were handled was not looked at",
+    )
 
 
 def test_what_was_dropped_before_the_action_log_begins_is_not_known(link: Link, redis_url: str) -> None:

@@ -83,7 +83,7 @@ def test_figures_count_what_was_looked_at(seeded: tuple[Report, set[oracle.Findi
     figures = seeded[0].figures
     assert figures["pending"] == 20
     assert figures["crashed"] == 3
-    assert figures["unsuccessful"] == 7  # crashed three times, failed three times, gave up
+    assert figures["unsuccessful"] == 10  # crashed three times, failed five times, gave up, was refused
     assert figures["slowest_recovery_ms"] == 3000.0
     assert figures["succeeded_again"] == 3  # 10-1, 11-1 and 25-1: their former owner was noted behind its successor
     assert seeded[0].exit_code == 1

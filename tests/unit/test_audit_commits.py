@@ -97,3 +97,16 @@ def test_an_archive_has_one_writer(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(("missing", "told"), [(1, "2 begins behind 1-0, not behind 0-0"), (2, "3 begins behind 2-0, not behind 1-0")])
+def test_an_archive_that_lacks_a_commit_is_not_complete_wherever_that_was(tmp_path: Path, missing: int, told: str) -> None:
+    """An archive without its first commit was summed as if it were whole, and `usher audit reconcile --apply` wrote these totals."""
+    data = DataSet(tmp_path)
+    for number in (1, 2, 3):
+        stage(data, number, "date=1/a.parquet")
+        data.commit(Commit(number, "s", f"{number - 1}-0", f"{number}-0", 1))
+    assert data.complete() == ([data.place(number, "date=1/a.parquet") for number in (1, 2, 3)], 3)
+    (tmp_path / "_commits" / f"{missing}.json").unlink()
+    with pytest.raises(StartRefused, match=f"the archive lacks a commit in .*: {told}"):
+        data.complete()

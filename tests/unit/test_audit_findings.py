@@ -132,7 +132,7 @@ def test_whether_a_run_log_was_capped(length: int, added: int | None, cap: int, 
 
 
 def facts(run_first: bytes | None, capped: bool) -> StreamFacts:
-    return StreamFacts("s", "g", 9000, 5, b"7-1", 0, 3, run_first, capped, 0)
+    return StreamFacts("s", "g", 9000, 5, b"7-1", 0, 3, run_first, capped, 0, first=b"1-1")
 
 
 def test_only_entries_added_after_the_first_record_of_a_capped_log_are_judged() -> None:
