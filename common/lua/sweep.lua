@@ -5,6 +5,8 @@
 -- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}}
 -- Why Lua: XAUTOCLAIM asks nobody's leave. The owners are read before, and what a living lease or a reserved name (`halted`, `master`)
 --          owns goes back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call: without the cursor, whatever lies behind is never found.
+--          Where somebody looks after all of these it claims none: a million parked entries would be as many lines in the append-only file at each
+--          pass, and nobody could tell any more for how long they wait.
 -- Memory: works when full
 --- @include leads
 --- @include ticket_of
@@ -19,7 +21,7 @@ for i = 9, #ARGV do
 end
 local rows, owners = redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count), {}
 for _, row in ipairs(rows) do owners[row[1]] = row[2] end
-local strays, gone = {}, {}
+local strays, gone, least_ms = {}, {}, '9007199254740992'
 local function body_is_gone(id)
   bury(KEYS[3], id, '', 'body_gone', '', '0', owners[id] or '', now_ms(), now_ms(), nil)
   redis.call('XACK', stream, group, id)
@@ -28,12 +30,13 @@ end
 -- Idle for 0 ms is also what was delivered at a time that is still to come, because the clock was set back: nobody would find it for as long as the
 -- step. Touched, it is idle from now on. What Redis >= 7 does not claim it has dropped, because its body is gone.
 for _, row in ipairs(rows) do
-  local id, owner = row[1], row[2]
-  if row[3] == 0 and not reserved[owner] and not living[owner] and #redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') == 0 then
-    body_is_gone(id)
+  local id, owner, idle_ms = unpack(row)
+  if not reserved[owner] and not living[owner] then
+    if idle_ms >= tonumber(ARGV[3]) then least_ms = ARGV[3] end
+    if idle_ms == 0 and #redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') == 0 then body_is_gone(id) end
   end
 end
-local found = redis.call('XAUTOCLAIM', stream, group, 'master', ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
+local found = redis.call('XAUTOCLAIM', stream, group, 'master', least_ms, ARGV[4], 'COUNT', count, 'JUSTID')
 for _, id in ipairs(found[2]) do
   local owner = owners[id] or ''
   if reserved[owner] or living[owner] then

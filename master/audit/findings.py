@@ -148,9 +148,9 @@ CHECKS: dict[str, Check] = {
             "parked_too_long",
             Severity.WARN,
             "An entry waits under `master` only while its ticket is in processing, a live rule holds it back, or nobody has room.",
-            "The entry waits and nothing of its ticket is in processing: a rule pauses it, there is no consumer, none has room, or it was forgotten.",
-            (_PENDING, _BODY, "usher rules", "usher status"),
-            "Lift the rule. Start consumers. If there are some with room, restart the leader: it adopts all that is pending under `master`.",
+            "The entry waits, nothing of its ticket is in processing, and no rule holds it back: no consumer has room, or it was forgotten.",
+            (_PENDING, _BODY, "usher status"),
+            "Start consumers. If there are some with room, restart the leader: it adopts all that is pending under `master`.",
         ),
         Check(
             "body_gone",

@@ -32,6 +32,7 @@ from master.audit.findings import CHECKS, Example, Found, Limits, Member, judge_
 from master.audit.letters import Letters, last_drop_ms
 from master.audit.report import Report
 from master.audit.suspects import LOOKED_AT, SHOWN, Suspects
+from master.live_rules import rulebook
 
 #: Judged by ``judge_members``, again as a whole at the second look.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
@@ -200,6 +201,9 @@ class Audit:
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys, limits = self._links[stream], self._plan.keys(stream), self._plan.limits
         held = {one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)}
+        if name == "parked_too_long":
+            rules = rulebook(link.call("HGETALL", keys.rules))
+            held = {one for one in held if not rules.all_of(snapshot.ticket_name(one))}
         return [one for one in examples if one in held]
 
     # ---- reading -------------------------------------------------------------------------------------------------------------

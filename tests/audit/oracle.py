@@ -48,6 +48,7 @@ class _Oracle:
         self._pending = {i.decode(): (o.decode(), idle, n) for i, o, idle, n in link.call("XPENDING", keys.stream, keys.group, "-", "+", 1_000_000)}
         self._index = {ticket.decode(): value.decode() for ticket, value in pairs(link.call("HGETALL", keys.tickets)).items()}
         self._leases = {name: bool(link.call("EXISTS", keys.lease(name))) for name in {owner for owner, _, _ in self._pending.values()}}
+        self._held_back = [json.loads(stored.split(b" ", 2)[2])["value"] for stored in pairs(link.call("HGETALL", keys.rules)).values()]
         self._bad_records: list[str] = []
         self._records = 0
         self._runs = list(self._read_runs())
@@ -96,7 +97,8 @@ class _Oracle:
                     yield "owners_differ", entry_id
             if runs and self._leases[owner] and idle > self._limits.owner_idle_ms:
                 yield "idle_too_long", entry_id
-            if owner == "master" and idle > self._limits.parked_ms and self._ticket(entry_id) not in self._index:
+            is_parked = owner == "master" and self._ticket(entry_id) not in {*self._index, *self._held_back}
+            if is_parked and idle > self._limits.parked_ms:
                 yield "parked_too_long", entry_id
             if deliveries > self._limits.deliveries:
                 yield "delivered_often", entry_id

@@ -9,6 +9,7 @@ import orjson
 from common.keys import Keys
 from common.redis_client import Link
 from master.audit.findings import Limits
+from master.policy.rules import Action, Rule, Target, dump, rule_id
 
 GROUP = "g"
 PENDING, RUNS, CAPPED = "pending-side", "runs-side", "capped"
@@ -74,6 +75,9 @@ class Seeder:
     def index(self, ticket: str, record: str) -> None:
         self._link.call("HSET", self.keys.tickets, ticket, record)
 
+    def rule(self, rule: Rule) -> None:
+        self._link.call("HSET", self.keys.rules, rule_id(rule.target, rule.value), b"1 0 " + dump(rule))
+
     def live(self, *incarnations: str) -> None:
         for name in incarnations:
             self._link.call("SET", self.keys.lease(name), "live", "PX", 10 * _HOUR_MS)
@@ -104,7 +108,7 @@ def seed(link: Link) -> None:
 def _pending_side(link: Link, s: Seeder) -> None:
     names = {5: "twice", 11: "busy"}
     s.add(*((f"{n}-1", names.get(n, f"t{n}")) for n in range(1, 6)), ("5-2", "twice"), *((f"{n}-1", names.get(n, f"t{n}")) for n in range(6, 12)))
-    s.add(("11-2", "busy"), *((f"{n}-1", f"t{n}") for n in range(12, 18)))
+    s.add(("11-2", "busy"), *((f"{n}-1", f"t{n}") for n in range(12, 19)))
     s.read()
     s.live("c1:1", "c2:2")
     s.own("c1:1", "1-1", "2-1", "4-1", "5-1", "11-1", "12-1", "14-1")
@@ -112,7 +116,8 @@ def _pending_side(link: Link, s: Seeder) -> None:
     s.own("d1:3", "7-1", idle_ms=2 * _HOUR_MS)
     s.own("stranger", "8-1")
     s.own("c1:1", "9-1", idle_ms=2 * _HOUR_MS)
-    s.own("master", "10-1", "11-2", idle_ms=2 * _HOUR_MS)
+    s.own("master", "10-1", "11-2", "18-1", idle_ms=2 * _HOUR_MS)
+    s.rule(Rule(Target.TICKET, "t18", Action.PAUSE))
     s.own("c1:1", "13-1", deliveries=50)
     s.own("halted", "17-1", idle_ms=2 * _HOUR_MS)
     s.over("3-1", "6-1", "15-1")

@@ -171,6 +171,22 @@ def test_a_stray_without_its_body_is_a_dead_letter_once(world: World) -> None:
     assert world.dead()[0][b"usher-owner"] == b"stranger"
 
 
+def _is_idle(world: World) -> dict[bytes, bool]:
+    return {entry_id: idle_ms >= _IDLE_MS for entry_id, _, idle_ms, _ in world.pending_rows()}
+
+
+def test_where_somebody_looks_after_everything_nothing_is_touched(world: World) -> None:
+    """Of a million parked entries each touch would be a line in the append-only file, and nobody could tell for how long they wait."""
+    leader, a = world.elect(), world.join("a")
+    mine, parked, halted = world.owned(leader, a, b"T"), world.parked(leader, b"P"), world.parked(leader, b"H")
+    for owner, ids in ((a.name, mine), (b"master", parked), (b"halted", halted)):
+        world.make_idle(owner, _IDLE_MS, *ids)
+    _sweep(leader, [a.incarnation])
+    assert set(_is_idle(world).values()) == {True}
+    stray = _stray(world, leader, b"S")
+    assert [found.id for found, _ in _sweep(leader, [a.incarnation]).strays] == stray
+
+
 @pytest.mark.parametrize("owner", ["master", "halted"])
 def test_a_parked_or_halted_entry_without_its_body_is_never_dropped_without_a_letter(world: World, owner: str) -> None:
     """From 7.0 on XAUTOCLAIM drops it, however fresh it is; before, it stays, and whoever gets it finds no body."""
