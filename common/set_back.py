@@ -47,8 +47,12 @@ class SetBack(Service):
         return 0.0
 
     def _end_waits(self) -> None:
+        me = threading.current_thread()
         for thread in threading.enumerate():
-            if thread is not threading.current_thread() and thread.ident is not None:
+            # A signal to a thread that has ended may end the process (SIGSEGV), and of one that it did not begin Python does not know it.
+            if thread is me or isinstance(thread, threading._DummyThread):
+                continue
+            if thread.ident is not None and thread.is_alive():
                 try:
                     signal.pthread_kill(thread.ident, _SIGNAL)
                 except ProcessLookupError:  # it has just ended
