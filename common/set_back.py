@@ -69,7 +69,10 @@ def waits_by_the_wall_clock() -> bool:
     return not sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
 
 
-def look_for_steps() -> None:
-    """From now on, where it is needed. Off the main thread, where no signal can be taken, it does nothing."""
-    if waits_by_the_wall_clock() and threading.current_thread() is threading.main_thread():
-        SetBack().start()
+def look_for_steps() -> SetBack | None:
+    """From now on, where it is needed; ``stop`` ends it. Off the main thread, where no signal can be taken, it does nothing."""
+    if not waits_by_the_wall_clock() or threading.current_thread() is not threading.main_thread():
+        return None
+    looking = SetBack()
+    looking.start()
+    return looking

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from common import set_back
+from common.reading_loop import MessageReadingLoop
 from common.set_back import SetBack
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -89,3 +90,14 @@ def test_threads_that_python_did_not_begin_and_that_have_ended_are_let_be() -> N
 def test_it_looks_only_where_locks_count_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch, has: int | None, looks: bool) -> None:
     monkeypatch.setattr(set_back.sysconfig, "get_config_var", lambda name: has if name == "HAVE_SEM_CLOCKWAIT" else 1 - bool(has))
     assert set_back.waits_by_the_wall_clock() == looks
+
+
+def test_a_reading_loop_ends_it_in_somebody_elses_program(monkeypatch: pytest.MonkeyPatch, wall: list[int]) -> None:
+    """One thread more was left by each run."""
+    monkeypatch.setattr(set_back, "waits_by_the_wall_clock", lambda: True)
+    for _ in range(2):
+        loop = MessageReadingLoop("redis://127.0.0.1:1", "s", "g", lambda message: None)
+        threading.Timer(0.2, loop.stop).start()
+        loop.run()
+    time.sleep(1)
+    assert "set-back" not in [thread.name for thread in threading.enumerate()]
