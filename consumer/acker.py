@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from common.clock import now_s
-from common.errors import OwnershipLost
+from common.errors import OwnershipLost, ReplyUnknown
 from common.log import event
 from common.redis_client import CommandRefused, Link
 from common.run_log import encode
@@ -41,12 +41,13 @@ SKIP = "skip"
 
 
 class GivenUp(NamedTuple):
-    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is there."""
+    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is there. ``in_doubt``: it may be; the answer got lost."""
 
     lane: MessageLane
     message: Message
     bury: Bury
     policy: str
+    in_doubt: bool = False
 
 
 def _columns(failures: list[Failure]) -> tuple[list[Finished], list[str]]:
@@ -258,7 +259,7 @@ class Acker(Service):
             if not isinstance(answer, Exception):
                 self._buried(item, letter, answer)
                 continue
-            self._burying.append(item)
+            self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
             if isinstance(answer, CommandRefused):
                 refused = answer
                 self._keeper.end_isolation(item.lane)  # nor those that must not run beside it: what it was charged ahead is mended by now
@@ -278,7 +279,8 @@ class Acker(Service):
         if answer is Buried.STALE and item.policy == SKIP:
             self._keeper.forget({message.ticket: message.fence})
         self._keeper.let_go([item.lane])
-        if answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
+        is_known = answer is Buried.GONE and item.in_doubt  # it was written the time before
+        if is_known or answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
             self.dead_letters += 1
             self.on_dead_letter(letter)
         if answer in (Buried.HALTED, Buried.ENDED):

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import GiveUp, ReplyUnknown
 from common.redis_client import CommandRefused
+from consumer.acker import SKIP
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 
 #: No more than a consumer of the rig takes.
@@ -20,15 +21,22 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
         yield made
 
 
-def _all_fail(stage: Stage) -> ConsumerActor:
+def _all_fail(stage: Stage, policy: str = SKIP) -> ConsumerActor:
     """A consumer that has many messages, a ticket each, and whose handler gives up on all."""
-    m, a = stage.leader(batch=_MANY), stage.consumer("a")
+    m, a = stage.leader(batch=_MANY), stage.consumer("a", policy=policy)
     stage.world.send_many([b"T%d" % number for number in range(_MANY)])
     m.settle()
     a.read()
     while (run := a.start()) is not None:
         run.fail(GiveUp())
     return a
+
+
+def _rung(a: ConsumerActor) -> list[bytes]:
+    """The tickets for whose letters the bell rings."""
+    rung: list[bytes] = []
+    a.acker.on_dead_letter = lambda letter: rung.append(letter.ticket)
+    return rung
 
 
 def _tickets(stage: Stage) -> list[bytes]:
@@ -85,3 +93,37 @@ def test_a_script_that_redis_forgets_on_the_way_is_sent_again(stage: Stage) -> N
     a.link.before = lambda step: None
     a.flush()
     assert len(_tickets(stage)) == len(set(_tickets(stage))) == _MANY
+
+
+@pytest.mark.parametrize("policy", ["skip", "park", "tail"])
+@pytest.mark.parametrize("step", ["dead_letter", "PIPELINE"])
+@pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
+def test_the_bell_rings_once_for_each_though_answers_are_lost(stage: Stage, policy: str, step: str, trouble: Trouble) -> None:
+    a = _all_fail(stage, policy)
+    rung = _rung(a)
+    a.link.troubles[step] = trouble
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    a.flush()
+    assert sorted(rung) == _tickets(stage)
+    assert a.acker.dead_letters == len(rung) == _MANY
+
+
+def test_the_bell_rings_for_letters_that_were_written_before_the_lease_ended(stage: Stage) -> None:
+    a = _all_fail(stage)
+    rung = _rung(a)
+    a.link.before = lambda step: stage.link.call("DEL", stage.keys.lease(a.incarnation)) if step == "PIPELINE" else None
+    a.acker.run_once()
+    assert len(rung) == len(_tickets(stage)) == 1
+
+
+def test_what_was_acknowledged_by_hand_since_it_was_refused_rings_no_bell(stage: Stage) -> None:
+    a = _all_fail(stage)
+    rung = _rung(a)
+    stage.link.call("SET", stage.keys.dead, "x")
+    with pytest.raises(CommandRefused):
+        a.flush()
+    stage.link.call("DEL", stage.keys.dead, stage.keys.tickets)
+    a.flush()
+    assert a.acker.is_flushed
+    assert not rung
