@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 
 #: Most messages of one ack script.
 BATCH = 500
-#: Most dead letters that are written at once. Each is a call of its own, which copies the message.
-_LETTERS = 50
+#: Most dead letters that are written at once, and most bytes of their messages. Each is a call of its own, which copies the message, and Redis may do
+#: all of them before it answers anybody else.
+_LETTERS, _LETTER_BYTES = 50, 1 << 22
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 
@@ -209,8 +210,9 @@ class Acker(Service):
         refused: CommandRefused | None = None
         left = len(self._burying)
         while left > 0:
-            refused = self._bury(list(islice(self._burying, min(left, _LETTERS)))) or refused
-            left -= _LETTERS
+            items = self._next_letters(min(left, _LETTERS))
+            refused = self._bury(items) or refused
+            left -= len(items)
             self.made_progress()  # also if Redis is far away, or its disk is slow
         if refused is not None:
             raise refused
@@ -249,6 +251,16 @@ class Acker(Service):
         if held:
             self._keeper.let_go(held)
         self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
+
+    def _next_letters(self, most: int) -> list[GivenUp]:
+        items: list[GivenUp] = []
+        size = 0
+        for item in islice(self._burying, most):
+            size += item.message.size
+            if items and size > _LETTER_BYTES:
+                break
+            items.append(item)
+        return items
 
     def _bury(self, items: list[GivenUp]) -> CommandRefused | None:
         """Write the letters of the first ones of those to be buried; a refusal of one that Redis will not take, which must not hold up the others."""

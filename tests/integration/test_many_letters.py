@@ -56,6 +56,22 @@ def test_they_take_a_few_round_trips_and_the_thread_says_that_it_makes_progress(
     assert not stage.world.state().index
 
 
+def test_large_messages_are_not_copied_at_a_stretch(stage: Stage) -> None:
+    """Fifty of 4 MB: Redis answered nobody else for 0.4 s, and what a replica may lag behind was soon full."""
+    m, a = stage.leader(batch=20), stage.consumer("a")
+    for number in range(20):
+        stage.link.call("XADD", stage.keys.stream, "*", "ticket_id", b"T%d" % number, "body", b"x" * 1_000_000)
+    m.settle()
+    a.read()
+    while (run := a.start()) is not None:
+        run.fail(GiveUp())
+    trips: list[str] = []
+    a.link.before = trips.append
+    a.flush()
+    assert len(stage.world.dead()) == 20
+    assert trips.count("PIPELINE") == 5, "four at a time"
+
+
 def test_what_redis_refuses_is_kept_and_written_later(stage: Stage) -> None:
     a = _all_fail(stage)
     stage.link.call("SET", stage.keys.dead, "x")
