@@ -291,8 +291,8 @@ class Acker(Service):
         if answer is Buried.STALE and item.policy == SKIP:
             self._keeper.forget({message.ticket: message.fence})
         self._keeper.let_go([item.lane])
-        is_known = answer is Buried.GONE and item.in_doubt  # it was written the time before
-        if is_known or answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
+        was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)  # the time before: its ticket has gone on since
+        if was_written or answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
             self.dead_letters += 1
             self.on_dead_letter(letter)
         if answer in (Buried.HALTED, Buried.ENDED):

@@ -125,6 +125,24 @@ def test_the_bell_rings_once_for_each_though_answers_are_lost(stage: Stage, poli
     assert a.acker.dead_letters == len(rung) == _MANY
 
 
+@pytest.mark.parametrize("policy", ["skip", "tail"])
+def test_the_bell_rings_though_the_ticket_went_on_before_it_was_asked_again(stage: Stage, policy: str) -> None:
+    a = _all_fail(stage, policy)
+    rung = _rung(a)
+    a.link.troubles["PIPELINE"] = Trouble.REPLY_LOST
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    stage.consumer("b")
+    stage.end_lead()
+    m = stage.leader("m2")
+    m.settle()
+    stage.world.send_many([b"T%d" % number for number in range(_MANY)])
+    m.settle()
+    a.flush()
+    assert len(rung) == _MANY
+    assert sorted(rung) == sorted(set(_tickets(stage))), "what ended with a tail rings no bell"
+
+
 def test_the_bell_rings_for_letters_that_were_written_before_the_lease_ended(stage: Stage) -> None:
     a = _all_fail(stage)
     rung = _rung(a)
