@@ -91,6 +91,11 @@ class EntryView:
         return self._flat is None
 
     @property
+    def size(self) -> int:
+        """Bytes of all names and values."""
+        return sum(map(len, self._flat or ()))
+
+    @property
     def id(self) -> str:
         """The stream id, ``"<milliseconds>-<sequence>"``."""
         return self.stream_id.decode()

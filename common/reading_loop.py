@@ -220,10 +220,14 @@ class MessageReadingLoop:
     def run(self) -> None:
         """Begin, and read until ``stop`` is called, or Ctrl-C or SIGTERM comes to the main thread, which ends as ``stop`` does; the next one
         does not wait for handlers. A signal that the program handles itself stays its own."""
-        look_for_steps()
-        with UntilSignal() as until, self:
-            while not (until.came or self.wait(_LOOK_S)):
-                pass
+        looking = look_for_steps()
+        try:
+            with UntilSignal() as until, self:
+                while not (until.came or self.wait(_LOOK_S)):
+                    pass
+        finally:
+            if looking is not None:
+                looking.stop()
 
     def __enter__(self) -> MessageReadingLoop:
         self.start()

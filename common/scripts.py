@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
+from common.errors import RedisTrouble
 from common.redis_client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
@@ -75,16 +76,21 @@ class ScriptRunner:
         return answers
 
     def try_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Run step ``name`` once for each of these arguments, in two round trips. Of one that did not happen the answer is the exception that
-        ``run`` raises."""
+        """Run step ``name`` once for each of these arguments, in two round trips. Of one that did not happen, or of which nobody knows, the answer
+        is the exception that ``run`` raises."""
         if not each:
             return []
         try:
             first = self.run(name, keys, each[0])  # from then on Redis knows it
         except CommandRefused as refused:  # of this one: the others may be fine
             first = refused
+        except RedisTrouble as trouble:
+            return [trouble] * len(each)
         digest = self._prepare(name)[1]
-        return [first, *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for args in each[1:]])]
+        try:
+            return [first, *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for args in each[1:]])]
+        except RedisTrouble as trouble:  # the first one has happened, and the caller must hear of it
+            return [first, *[trouble] * (len(each) - 1)]
 
     def _prepare(self, name: str) -> tuple[str, str]:
         prepared = self._prepared.get(name)

@@ -47,8 +47,12 @@ class SetBack(Service):
         return 0.0
 
     def _end_waits(self) -> None:
+        me = threading.current_thread()
         for thread in threading.enumerate():
-            if thread is not threading.current_thread() and thread.ident is not None:
+            # A signal to a thread that has ended may end the process (SIGSEGV), and of one that it did not begin Python does not know it.
+            if thread is me or isinstance(thread, threading._DummyThread):
+                continue
+            if thread.ident is not None and thread.is_alive():
                 try:
                     signal.pthread_kill(thread.ident, _SIGNAL)
                 except ProcessLookupError:  # it has just ended
@@ -65,7 +69,10 @@ def waits_by_the_wall_clock() -> bool:
     return not sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
 
 
-def look_for_steps() -> None:
-    """From now on, where it is needed. Off the main thread, where no signal can be taken, it does nothing."""
-    if waits_by_the_wall_clock() and threading.current_thread() is threading.main_thread():
-        SetBack().start()
+def look_for_steps() -> SetBack | None:
+    """From now on, where it is needed; ``stop`` ends it. Off the main thread, where no signal can be taken, it does nothing."""
+    if not waits_by_the_wall_clock() or threading.current_thread() is not threading.main_thread():
+        return None
+    looking = SetBack()
+    looking.start()
+    return looking

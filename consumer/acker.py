@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from common.clock import now_s
-from common.errors import OwnershipLost
+from common.errors import OwnershipLost, ReplyUnknown
 from common.log import event
 from common.redis_client import CommandRefused, Link
 from common.run_log import encode
@@ -34,19 +34,21 @@ log = logging.getLogger(__name__)
 
 #: Most messages of one ack script.
 BATCH = 500
-#: Most dead letters that are written at once. Each is a call of its own, which copies the message.
-_LETTERS = 50
+#: Most dead letters that are written at once, and most bytes of their messages. Each is a call of its own, which copies the message, and Redis may do
+#: all of them before it answers anybody else.
+_LETTERS, _LETTER_BYTES = 50, 1 << 22
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 
 
 class GivenUp(NamedTuple):
-    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is there."""
+    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is there. ``in_doubt``: it may be; the answer got lost."""
 
     lane: MessageLane
     message: Message
     bury: Bury
     policy: str
+    in_doubt: bool = False
 
 
 def _columns(failures: list[Failure]) -> tuple[list[Finished], list[str]]:
@@ -208,8 +210,9 @@ class Acker(Service):
         refused: CommandRefused | None = None
         left = len(self._burying)
         while left > 0:
-            refused = self._bury(list(islice(self._burying, min(left, _LETTERS)))) or refused
-            left -= _LETTERS
+            items = self._next_letters(min(left, _LETTERS))
+            refused = self._bury(items) or refused
+            left -= len(items)
             self.made_progress()  # also if Redis is far away, or its disk is slow
         if refused is not None:
             raise refused
@@ -249,6 +252,16 @@ class Acker(Service):
             self._keeper.let_go(held)
         self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
 
+    def _next_letters(self, most: int) -> list[GivenUp]:
+        items: list[GivenUp] = []
+        size = 0
+        for item in islice(self._burying, most):
+            size += item.message.size
+            if items and size > _LETTER_BYTES:
+                break
+            items.append(item)
+        return items
+
     def _bury(self, items: list[GivenUp]) -> CommandRefused | None:
         """Write the letters of the first ones of those to be buried; a refusal of one that Redis will not take, which must not hold up the others."""
         letters = [_letter(item) for item in items]
@@ -258,7 +271,7 @@ class Acker(Service):
             if not isinstance(answer, Exception):
                 self._buried(item, letter, answer)
                 continue
-            self._burying.append(item)
+            self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
             if isinstance(answer, CommandRefused):
                 refused = answer
                 self._keeper.end_isolation(item.lane)  # nor those that must not run beside it: what it was charged ahead is mended by now
@@ -278,7 +291,8 @@ class Acker(Service):
         if answer is Buried.STALE and item.policy == SKIP:
             self._keeper.forget({message.ticket: message.fence})
         self._keeper.let_go([item.lane])
-        if answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
+        was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)  # the time before: its ticket has gone on since
+        if was_written or answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
             self.dead_letters += 1
             self.on_dead_letter(letter)
         if answer in (Buried.HALTED, Buried.ENDED):

@@ -96,14 +96,12 @@ class OwnerSteps:
         return answer
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
-        """Give messages up, each in a step of its own, in two round trips. Of one that Redis refused the answer is the exception."""
+        """Give messages up, each in a step of its own, in two round trips. Of one that may not have happened the answer is the exception: those
+        before it are written all the same."""
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed)
         replies = self._scripts.try_each("dead_letter", script_keys, [(keys.group, self._incarnation, *letter) for letter in letters])
-        for reply in replies:
-            if not isinstance(reply, Exception):
-                self._check(reply)
-        return [reply if isinstance(reply, Exception) else Buried(reply) for reply in replies]
+        return [self._lost() if reply == b"LOST" else reply if isinstance(reply, Exception) else Buried(reply) for reply in replies]
 
     def charge(self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0) -> list[bytes]:
         """Note attempts by message id, for the next owner. Returns the ids of those that are ours at this moment."""
@@ -150,4 +148,7 @@ class OwnerSteps:
 
     def _check(self, answer: bytes) -> None:
         if answer == b"LOST":
-            raise OwnershipLost(f"the lease of {self._incarnation} has ended")
+            raise self._lost()
+
+    def _lost(self) -> OwnershipLost:
+        return OwnershipLost(f"the lease of {self._incarnation} has ended")

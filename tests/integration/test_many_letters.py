@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import GiveUp, ReplyUnknown
 from common.redis_client import CommandRefused
+from consumer.acker import SKIP
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 
 #: No more than a consumer of the rig takes.
@@ -20,15 +21,22 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
         yield made
 
 
-def _all_fail(stage: Stage) -> ConsumerActor:
+def _all_fail(stage: Stage, policy: str = SKIP) -> ConsumerActor:
     """A consumer that has many messages, a ticket each, and whose handler gives up on all."""
-    m, a = stage.leader(batch=_MANY), stage.consumer("a")
+    m, a = stage.leader(batch=_MANY), stage.consumer("a", policy=policy)
     stage.world.send_many([b"T%d" % number for number in range(_MANY)])
     m.settle()
     a.read()
     while (run := a.start()) is not None:
         run.fail(GiveUp())
     return a
+
+
+def _rung(a: ConsumerActor) -> list[bytes]:
+    """The tickets for whose letters the bell rings."""
+    rung: list[bytes] = []
+    a.acker.on_dead_letter = lambda letter: rung.append(letter.ticket)
+    return rung
 
 
 def _tickets(stage: Stage) -> list[bytes]:
@@ -46,6 +54,22 @@ def test_they_take_a_few_round_trips_and_the_thread_says_that_it_makes_progress(
     assert a.acker.last_turn_s is not None
     assert a.acker.is_flushed
     assert not stage.world.state().index
+
+
+def test_large_messages_are_not_copied_at_a_stretch(stage: Stage) -> None:
+    """Fifty of 4 MB: Redis answered nobody else for 0.4 s, and what a replica may lag behind was soon full."""
+    m, a = stage.leader(batch=20), stage.consumer("a")
+    for number in range(20):
+        stage.link.call("XADD", stage.keys.stream, "*", "ticket_id", b"T%d" % number, "body", b"x" * 1_000_000)
+    m.settle()
+    a.read()
+    while (run := a.start()) is not None:
+        run.fail(GiveUp())
+    trips: list[str] = []
+    a.link.before = trips.append
+    a.flush()
+    assert len(stage.world.dead()) == 20
+    assert trips.count("PIPELINE") == 5, "four at a time"
 
 
 def test_what_redis_refuses_is_kept_and_written_later(stage: Stage) -> None:
@@ -85,3 +109,55 @@ def test_a_script_that_redis_forgets_on_the_way_is_sent_again(stage: Stage) -> N
     a.link.before = lambda step: None
     a.flush()
     assert len(_tickets(stage)) == len(set(_tickets(stage))) == _MANY
+
+
+@pytest.mark.parametrize("policy", ["skip", "park", "tail"])
+@pytest.mark.parametrize("step", ["dead_letter", "PIPELINE"])
+@pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
+def test_the_bell_rings_once_for_each_though_answers_are_lost(stage: Stage, policy: str, step: str, trouble: Trouble) -> None:
+    a = _all_fail(stage, policy)
+    rung = _rung(a)
+    a.link.troubles[step] = trouble
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    a.flush()
+    assert sorted(rung) == _tickets(stage)
+    assert a.acker.dead_letters == len(rung) == _MANY
+
+
+@pytest.mark.parametrize("policy", ["skip", "tail"])
+def test_the_bell_rings_though_the_ticket_went_on_before_it_was_asked_again(stage: Stage, policy: str) -> None:
+    a = _all_fail(stage, policy)
+    rung = _rung(a)
+    a.link.troubles["PIPELINE"] = Trouble.REPLY_LOST
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    stage.consumer("b")
+    stage.end_lead()
+    m = stage.leader("m2")
+    m.settle()
+    stage.world.send_many([b"T%d" % number for number in range(_MANY)])
+    m.settle()
+    a.flush()
+    assert len(rung) == _MANY
+    assert sorted(rung) == sorted(set(_tickets(stage))), "what ended with a tail rings no bell"
+
+
+def test_the_bell_rings_for_letters_that_were_written_before_the_lease_ended(stage: Stage) -> None:
+    a = _all_fail(stage)
+    rung = _rung(a)
+    a.link.before = lambda step: stage.link.call("DEL", stage.keys.lease(a.incarnation)) if step == "PIPELINE" else None
+    a.acker.run_once()
+    assert len(rung) == len(_tickets(stage)) == 1
+
+
+def test_what_was_acknowledged_by_hand_since_it_was_refused_rings_no_bell(stage: Stage) -> None:
+    a = _all_fail(stage)
+    rung = _rung(a)
+    stage.link.call("SET", stage.keys.dead, "x")
+    with pytest.raises(CommandRefused):
+        a.flush()
+    stage.link.call("DEL", stage.keys.dead, stage.keys.tickets)
+    a.flush()
+    assert a.acker.is_flushed
+    assert not rung
