@@ -88,13 +88,18 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Prog
         )),
         Program("master", "masters, and the commands of operators", _MASTER + _GATHERING * bool(fed), _MASTER_SENDS + ("scan",) * bool(fed), (
             *(at, everything, log.checkpoints, log.archived, log.groups, log.delayed, log.due, log.due_until),
-            *(*fed, *(LogKeys(source).groups for source in fed)),
+            *(*fed, *(key for source in fed for key in _beside(LogKeys(source)))),
         )),
         Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
                 ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get", "pttl"), (at, log.leader, log.counters)),
         Program("reader", "log consumers (common.outbox)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
         Program("auditor", "`usher audit`, `usher audit archive`, `usher rehearse`", _AUDITOR, _AUDITOR_SENDS, (at, everything, log.archived)),
     )  # fmt: skip
+
+
+def _beside(source: LogKeys) -> tuple[str, ...]:
+    """What masters read, or write, of those who read a source."""
+    return (source.groups, source.checkpoints, source.archived)
 
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")

@@ -78,17 +78,21 @@ class ScriptRunner:
     def try_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
         """Run step ``name`` once for each of these arguments, in two round trips. Of one that did not happen, or of which nobody knows, the answer
         is the exception that ``run`` raises."""
+        return self.try_on_each(name, [(keys, args) for args in each])
+
+    def try_on_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
+        """The same, each with its own keys."""
         if not each:
             return []
         try:
-            first = self.run(name, keys, each[0])  # from then on Redis knows it
+            first = self.run(name, *each[0])  # from then on Redis knows it
         except CommandRefused as refused:  # of this one: the others may be fine
             first = refused
         except RedisTrouble as trouble:
             return [trouble] * len(each)
         digest = self._prepare(name)[1]
         try:
-            return [first, *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for args in each[1:]])]
+            return [first, *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]])]
         except RedisTrouble as trouble:  # the first one has happened, and the caller must hear of it
             return [first, *[trouble] * (len(each) - 1)]
 

@@ -15,7 +15,8 @@ Threads and what they own
     changes   change_watch.py    hears of tickets and rules that others have changed, and of new consumers
     trim      trimming.py        cuts what no reader needs (off by default)
     gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
-                                 discover (source_watch.py) and share (sharing.py)
+                                 discover (source_watch.py), share (sharing.py) and trim-sources (source_trimmer.py), which cuts what
+                                 was gathered and no reader needs (off by default)
     pulse     pulse.py           looks at the whole system for the page, once for all who look
     feed      ticket_feed.py     tells followers what happens to their tickets (over common/live_sockets.py)
     bulk      bulk_letters.py    redrives or drops all dead letters of a filter, as a person asked on the page
@@ -56,6 +57,7 @@ a report over HTTP is lost          the reconciling look at quiet tickets frees 
 a master that gathers dies          its shards are free when its time in the shares ends (the leader lease), and are taken by the others
 a source's group is destroyed       it is made again exactly where it was (the hash ``gathered``); nothing is lost or repeated
 a source is deleted                 it is forgotten; when it comes back, it is taken in from its beginning
+a source's reader is lost           nothing is cut off that source (not_trimmed); it is gathered, and the others are cut
 a source cannot be taken in         it has a trouble (not_a_stream, ahead, before, refused) in log, status and doctor; the others go on
 a gathered ticket stays halted      what is done above it stays in the work stream; from 100,000 entries on that is a trouble (held_back)
 Redis' memory is full               nothing is gathered; the sources keep it

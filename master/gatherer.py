@@ -116,6 +116,16 @@ class Gatherer(Service):
         with self._lock:
             return self._rounds.known, list(self._rounds.troubles.items())
 
+    def holds(self, source: bytes) -> bool:
+        """Whether it is a source of our shards."""
+        with self._lock:
+            return self._rounds.holds(source)
+
+    def grown(self) -> list[bytes]:
+        """Those of our shards that have more to cut, maybe, than when this was asked last."""
+        with self._lock:
+            return self._rounds.grown()
+
     # ---- the turn ------------------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:

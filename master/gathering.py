@@ -3,13 +3,14 @@
 Each source has the same group as the work stream; masters share the sources (``sharing``), hear of news (``source_watch``), and move entries
 (``gatherer``) to the end of the work stream, which is the ticket stream for all that follows: one leader, one board, and consumers that read
 one inbox and one stream with one batched read, woken by Redis, whether there is one source or a hundred thousand. The leader cuts off the
-work stream what is done; producers' streams are left to `usher trim` and their owners.
+work stream what is done; who gathers a source cuts it too, if that is asked for (``source_trimmer``).
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from itertools import islice
 
 import orjson
 
@@ -22,6 +23,7 @@ from master.gatherer import Gatherer, GatherPlan
 from master.settings import MasterSettings
 from master.sharing import Sharer
 from master.source_ears import PollEar, PushEar
+from master.source_trimmer import SourceTrimmer
 from master.source_watch import Discovery, SourceWatch
 
 _TIMEOUT_S = 5.0
@@ -43,11 +45,18 @@ class Gathering:
         discovery = Discovery(make_link("discover"), keys, sources, gatherer, settings.discover_seconds)
         ear = PushEar(PushLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(ear, lambda: PollEar(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now)
-        self.services: list[Service] = [gatherer, self._watch, *([discovery] if sources.patterns else []), sharer]
+        self._trimmers = []
+        if settings.trim_seconds:
+            trim = make_link("trim-sources")
+            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, settings.trim_seconds, settings.trim_archived)]
+        self.services: list[Service] = [gatherer, self._watch, *([discovery] if sources.patterns else []), *self._trimmers, sharer]
 
     def says(self) -> str:
         """What this master says of itself in the shares, one JSON object; common/source_status.py reads it."""
         known, troubles = self._gatherer.seen()
-        shown = [(source.decode(errors="replace"), told.outcome.value.lower(), told.words) for source, told in troubles[:_SHOWN]]
+        found = {source: (told.outcome.value.lower(), told.words) for source, told in troubles}
+        for trimmer in self._trimmers:
+            found = {source: ("not_trimmed", why) for source, why in trimmer.troubles()} | found
+        shown = [(source.decode(errors="replace"), *told) for source, told in islice(found.items(), _SHOWN)]
         told = {"url": self.url, "setting": self._setting, "mode": self._watch.mode, "moved": self._gatherer.moved}
         return orjson.dumps(told | {"sources": known, "troubles": shown}).decode()

@@ -40,7 +40,7 @@ class MasterSettings(CommonSettings):
         pattern=r"^(reject|spread)$",
         description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
     )
-    trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off the ticket stream. 0: never.")
+    trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off each ticket stream. 0: never.")
     discover_seconds: float = Field(30.0, ge=0.5, le=86_400, description="How often streams that match a pattern are looked for by SCAN.")
     trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`); not for a work stream.")
     operator_token: str = Field("", description="Bearer token with which one may look and act, but not speak for consumers. Empty: none.")

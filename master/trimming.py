@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.errors import RedisTrouble
+from common.errors import GroupMissing, RedisTrouble
 from common.keys import Keys, LogKeys
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import Arg, CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.stream_id import ZERO
-from common.streams import pairs, span_of
+from common.streams import pairs, parse_span
 from master.elector import Lead
 from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, SavedPosition, StreamFacts, decide
 
 log = logging.getLogger(__name__)
 
 #: Most entries that one call of the script cuts: some milliseconds.
-_AT_ONCE = 20_000
+AT_ONCE = 20_000
 #: Most entries that are counted to say how many would go.
 COUNTED = 1_000_000
 _PAGE = 1_000
@@ -48,24 +48,19 @@ class Trimming:
 
     def facts(self) -> StreamFacts:
         """Who needs what, now."""
-        stream, log_keys = self._keys.stream, self._log_keys
-        span = span_of(self._link, stream)
-        commands = [("HGETALL", log_keys.checkpoints), ("HGETALL", log_keys.groups), ("GET", log_keys.archived)]
-        noted, kept, archived, *groups = self._link.all_of([*commands, *([("XINFO", "GROUPS", stream)] if span is not None else ())])
-        checkpoints = [_checkpoint(name.decode("utf-8", "backslashreplace"), value) for name, value in sorted(pairs(noted).items())]
-        saved = [SavedPosition(name.decode("utf-8", "backslashreplace"), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())]
-        return StreamFacts(span, self._groups([pairs(one) for reply in groups for one in reply]), checkpoints, archived, saved)
+        [facts] = look_at(self._link, [self._keys.stream])
+        if isinstance(facts, Exception):
+            raise facts
+        return facts
 
     def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yields how many went. Whole nodes of the stream only: up to some hundred entries stay.
 
         Raises StillNeeded; what was cut before then was needed by nobody.
         """
-        log_keys = self._log_keys
-        keys = (self._keys.stream, log_keys.checkpoints, log_keys.archived, log_keys.groups)
-        at_once = _AT_ONCE
+        at_once = AT_ONCE
         while True:
-            verdict, told = self._scripts.run("trim", keys, (floor, at_once, "1" if archived_only else ""))
+            verdict, told = self._scripts.run("trim", *cut_call(self._keys.stream, floor, at_once, archived_only))
             if verdict != b"CUT":
                 raise StillNeeded(f"{told.decode('utf-8', 'backslashreplace')} needs entries below {floor.decode()} by now; nothing more was cut")
             if told:
@@ -97,12 +92,55 @@ class Trimming:
         """Remove what the archive has noted; whether there was something. The next `usher audit archive` notes it again."""
         return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
 
-    def _groups(self, found: list[dict[bytes, Any]]) -> list[GroupNeeds]:
-        oldest = self._link.all_of([("XPENDING", self._keys.stream, facts[b"name"], "-", "+", 1) for facts in found])
-        return [
-            GroupNeeds(facts[b"name"].decode("utf-8", "backslashreplace"), facts[b"last-delivered-id"], first[0][0] if first else None)
-            for facts, first in zip(found, oldest, strict=True)
-        ]
+
+def look_at(link: Link, streams: Sequence[str]) -> list[StreamFacts | CommandRefused | GroupMissing]:
+    """Who needs what of each of these streams, now, in two round trips. Of one that cannot be looked at, why not."""
+    questions: list[tuple[str, ...]] = []
+    for stream, log_keys in ((stream, LogKeys(stream)) for stream in streams):
+        questions += [("XINFO", "STREAM", stream), ("XINFO", "GROUPS", stream)]
+        questions += [("HGETALL", log_keys.checkpoints), ("HGETALL", log_keys.groups), ("GET", log_keys.archived)]
+    flat = link.pipeline(questions)
+    looks = [_answers(flat[at : at + 5]) for at in range(0, len(flat), 5)]
+    groups = [[] if isinstance(look, Exception) else [pairs(one) for one in look[1] or ()] for look in looks]
+    names = [(stream, one[b"name"]) for stream, found in zip(streams, groups, strict=True) for one in found]
+    oldest = iter(link.pipeline([("XPENDING", stream, name, "-", "+", 1) for stream, name in names]))
+    return [_facts(look, found, _answers([next(oldest) for _ in found])) for look, found in zip(looks, groups, strict=True)]
+
+
+def _answers(replies: list[Any]) -> list[Any] | CommandRefused | GroupMissing:
+    """The replies about one stream, None for what is not there; or the refusal among them. Raises NotNow."""
+    for at, reply in enumerate(replies):
+        if isinstance(reply, (CommandRefused, GroupMissing)):
+            if "no such key" not in str(reply):
+                return reply
+            replies[at] = None
+        elif isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def _facts(
+    look: list[Any] | CommandRefused | GroupMissing, found: list[dict[bytes, Any]], oldest: list[Any] | CommandRefused | GroupMissing
+) -> StreamFacts | CommandRefused | GroupMissing:
+    if isinstance(look, Exception):
+        return look
+    if isinstance(oldest, Exception):
+        return oldest
+    span, _, noted, kept, archived = look
+    groups = [
+        GroupNeeds(_text(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
+        for facts, first in zip(found, oldest, strict=True)
+    ]
+    checkpoints = [_checkpoint(_text(name), value) for name, value in sorted(pairs(noted).items())]
+    saved = [SavedPosition(_text(name), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())]
+    return StreamFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
+
+
+def cut_call(stream: str, floor: bytes, at_once: int, archived_only: bool, gathered_by: str = "") -> tuple[tuple[str, ...], tuple[Arg, ...]]:
+    """Keys and arguments of trim.lua. ``gathered_by``: of a source, its gather group."""
+    log_keys = LogKeys(stream)
+    keys = (stream, log_keys.checkpoints, log_keys.archived, log_keys.groups)
+    return keys, (floor, at_once, "1" if archived_only else "", gathered_by)
 
 
 class Trimmer(Service):
@@ -147,6 +185,10 @@ class Trimmer(Service):
 
     def on_end(self) -> None:
         self._link.close()
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
 
 
 def _id_or_zero(value: bytes) -> bytes:

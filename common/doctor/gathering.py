@@ -22,6 +22,10 @@ _MEANS: Mapping[str, tuple[str, str]] = {
         "a ticket that is halted or paused for long keeps all that is done above its oldest message in the work stream, until Redis is full",
         "let that ticket go on: `usher dead redrive` or `usher dead drop` when it is halted, `usher resume` when it is paused",
     ),
+    "not_trimmed": (
+        "nothing is cut off it (USHER_TRIM_SECONDS) until somebody has looked, so it grows; it is gathered all the same",
+        "do what its words say; `usher trim --ticket-stream SOURCE` shows who reads it, and takes --forget",
+    ),
     "refused": ("Redis does not let its entries be moved", "allow the command that its words name to this user"),
 }
 
@@ -51,4 +55,4 @@ def _troubles(troubles: Mapping[str, Any]) -> Iterator[Finding]:
     for kind, sources in by_kind.items():
         means, do = _MEANS.get(kind, ("they are not gathered", "look at the masters' logs"))
         shown = ", ".join(sources[:_SHOWN]) + (f" and {len(sources) - _SHOWN:,} more" if len(sources) > _SHOWN else "")
-        yield Finding(f"source {kind}", Severity.WARN if kind == "held_back" else Severity.BAD, shown, means, do)
+        yield Finding(f"source {kind}", Severity.WARN if kind in ("held_back", "not_trimmed") else Severity.BAD, shown, means, do)

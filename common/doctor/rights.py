@@ -93,6 +93,7 @@ def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
             ("XINFO", "STREAM", source),
             ("XPENDING", source, keys.group),
             ("HSET", LogKeys(source).groups, keys.group, "0-0"),
+            *(("XTRIM", source, "MINID", "0"), ("HGETALL", LogKeys(source).checkpoints), ("GET", LogKeys(source).archived)),
             ("TYPE", source),
         ]
     return [*found, ("SCAN", 0, "COUNT", 1)] if sources.patterns else found

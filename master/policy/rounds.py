@@ -108,6 +108,7 @@ class Rounds:
         self._news = _Queue()
         self._looks = _Queue()
         self._swept: set[bytes] = set()  # those in ``_looks`` that nobody had a reason to look at
+        self._grown: set[bytes] = set()  # see ``grown``; only what is known
         self.troubles: dict[bytes, Told] = {}
 
     @property
@@ -120,6 +121,15 @@ class Rounds:
         """The sources of our shards."""
         return [source for source, shard in self._known.items() if shard in self._shards]
 
+    def holds(self, source: bytes) -> bool:
+        """Whether it is a source of our shards."""
+        return self._known.get(source) in self._shards
+
+    def grown(self) -> list[bytes]:
+        """Those of our shards from which something was moved since this was asked last, or may have been: also what was just found or taken over."""
+        grown, self._grown = self._grown, set()
+        return list(filter(self.holds, grown))
+
     def found(self, sources: Iterable[bytes]) -> int:
         """These are there. Returns how many of them were not known."""
         before = len(self._known)
@@ -127,6 +137,7 @@ class Rounds:
             self._doubted.discard(source)
             if source not in self._known:
                 self._known[source] = shard_of(source)
+                self._grown.add(source)
                 self._look_at(source)
         return len(self._known) - before
 
@@ -146,7 +157,7 @@ class Rounds:
         """It was: what was neither found nor changed since is gone."""
         for source in self._doubted:
             if self._known[source] not in self._shards:
-                del self._known[source]
+                self._forget(source)
         self._doubted.clear()
 
     def hold(self, shards: frozenset[int]) -> bool:
@@ -156,6 +167,7 @@ class Rounds:
         if taken:
             for source, shard in self._known.items():
                 if shard in taken:
+                    self._grown.add(source)
                     self._swept.discard(source)
                     self._looks.add(source)
         return bool(taken)
@@ -196,6 +208,8 @@ class Rounds:
                     self.troubles[source] = one
             else:
                 self.troubles.pop(source, None)
+            if one.moved and source in self._known:
+                self._grown.add(source)
             if one.outcome is Outcome.MORE:
                 self._news.add(source)
             elif one.outcome is Outcome.FULL:
@@ -203,7 +217,7 @@ class Rounds:
             elif one.outcome is Outcome.NOT_MINE:
                 self._shards -= {shard_of(source)}  # should we get it again, we look at what it has
             elif one.outcome in _NO_SOURCE and source not in listed and source not in self._news:
-                self._known.pop(source, None)
+                self._forget(source)
                 self._doubted.discard(source)
         self._news.add_first(unserved)
         return unsaid
@@ -211,7 +225,12 @@ class Rounds:
     def again(self, turn: Turn) -> None:
         """Nobody knows what came of it: all of it is looked at again, first of all."""
         self._swept.difference_update(turn.sources)
+        self._grown.update(source for source in turn.sources if source in self._known)  # the next call moves nothing of what this one has moved
         self._news.add_first(turn.sources)
+
+    def _forget(self, source: bytes) -> None:
+        self._known.pop(source, None)
+        self._grown.discard(source)
 
     def _look_at_known(self) -> None:
         for source in self._known:

@@ -107,6 +107,29 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
     return Cut(neediest.keeps_from, neediest)
 
 
+def decide_gathered(facts: StreamFacts, group: str, *, archived_only: bool = False) -> Cut | Nothing | Refused:
+    """The same for a source: only what was gathered, so nothing before its gather ``group`` is there, nor while that is ahead of the stream: then
+    nothing below it was gathered for certain."""
+    gathered = _delivered(facts, group)
+    if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
+        return Nothing("it is not gathered")
+    return decide(facts, archived_only=archived_only)
+
+
+def is_held_back(facts: StreamFacts, group: str, *, archived_only: bool = False) -> bool:
+    """Whether of what was gathered of a source something is kept for others who are not lost: it may go later, although nothing more is gathered."""
+    gathered = _delivered(facts, group)
+    if gathered is None or facts.span is None or facts.span.first is None:
+        return False
+    if archived_only and facts.archived is None:
+        return True
+    return rank(readers(facts, archived_only=archived_only)[0].keeps_from) < rank(gathered)
+
+
+def _delivered(facts: StreamFacts, group: str) -> bytes | None:
+    return next((one.delivered for one in facts.groups if one.name == group), None)
+
+
 def _group(group: GroupNeeds) -> Reader:
     if group.oldest_pending is not None and rank(group.oldest_pending) <= rank(group.delivered):
         return Reader("group", group.name, group.oldest_pending, "has this entry pending")

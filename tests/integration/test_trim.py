@@ -197,7 +197,7 @@ def test_a_group_that_is_gone_stops_trimming(link: Link) -> None:
 
 
 def test_nodes_that_hold_more_than_is_cut_at_once_go_too(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "_AT_ONCE", NODE // 20)
+    monkeypatch.setattr(trimming, "AT_ONCE", NODE // 20)
     _fill(link, 1000)
     _group(link, "900-1")
     assert _cut(link) == 800

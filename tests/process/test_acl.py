@@ -113,7 +113,7 @@ def test_the_file_is_what_the_command_prints() -> None:
     assert _FILE.read_text() == acl_file(KEYS.stream, KEYS.group), "run: usher acl > deploy/users.acl"
 
 
-_RUN = re.compile(r'\b_?run\(\s*"([a-z_]+)"')
+_RUN = re.compile(r'\b_?(?:run|run_each|try_each|try_on_each)\(\s*"([a-z_]+)"')
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_each_streams_tickets_are_its_own_and_all_is_told(folder: Path, link: Li
     seen = folder / "seen"
     (folder / "watching.py").write_text(_HANDLER)
     redis_url, sent = link.url, dict[str, list[str]]()
-    with Crew(folder, redis_url, SEEN=str(seen), **_SETTING) as crew:
+    with Crew(folder, redis_url, SEEN=str(seen), USHER_TRIM_SECONDS="0.5", **_SETTING) as crew:
         crew.start(2, ["c1", "c2"], "watching:handle", PYTHONPATH=str(folder))
         for _ in range(30):
             for name, reply in zip(streams, link.pipeline([("XADD", name, "*", "ticket_id", "42", "n", "1") for name in streams]), strict=True):
@@ -63,5 +63,7 @@ def test_each_streams_tickets_are_its_own_and_all_is_told(folder: Path, link: Li
         assert (status["sources"], status["lag"], status["troubles"]) == (21, 0, {})
         assert sum(master["moved"] for master in status["masters"]) == 30 * len(streams)
         assert "--ticket-stream" in _told(folder, redis_url, "send", "--ticket", "1", "a=b", fails=True)
+        sent["orders"] += [reply.decode() for reply in link.pipeline([("XADD", "orders", "*", "ticket_id", "42", "n", "1")] * 1000)]
+        crew.until(lambda: link.call("XLEN", "orders") <= 200, 30, "what was gathered is cut off the stream itself too")
         trimmed = _told(folder, redis_url, "trim", "--json", "--apply", "--ticket-stream", "orders")
         assert trimmed["decision"] == "nothing" or trimmed["floor"] == sent["orders"][-1], "a source may be cut up to what was gathered"

@@ -305,3 +305,30 @@ def test_what_another_master_got_before_a_sweep_came_to_it_is_swept_no_more() ->
     of.hold(ALL)
     of.found([b"a"])
     assert of.answered(taken(of), [told(Outcome.OVER, 1)]) == [], "it was found, which is a reason to look"
+
+
+def test_what_may_have_more_to_cut_is_told_once_and_what_is_quiet_never_again() -> None:
+    of = rounds(b"a", b"b", b"c")
+    assert sorted(of.grown()) == [b"a", b"b", b"c"], "new to us"
+    of.answered(taken(of), [told(Outcome.OVER, 5), told(Outcome.OVER), told(Outcome.FULL)])
+    assert (of.grown(), of.grown()) == ([b"a"], [])
+    of.again(taken(of))
+    assert of.grown() == [b"c"], "nobody knows what was moved"
+    of.look_at_all()
+    of.sweep()
+    of.answered(taken(of), [told(Outcome.OVER)] * 3)
+    assert of.grown() == []
+
+
+def test_only_what_is_known_and_ours_has_more_to_cut_and_all_of_a_shard_that_was_taken_over() -> None:
+    of = rounds(b"a", b"b", b"c")
+    of.answered(taken(of), [told(Outcome.GONE), told(Outcome.OVER, 1), told(Outcome.OVER)])
+    assert not of.holds(b"a") and of._grown == {b"b", b"c"}, "names of what is gone would be kept for ever where nobody cuts"
+    of.hold(ALL - {shard_of(b"b")})
+    assert (of.holds(b"b"), of.grown()) == (False, [b"c"])
+    of.hold(ALL)
+    assert (of.holds(b"b"), of.grown()) == (True, [b"b"])
+    of.hold(frozenset())
+    of.doubt(frozenset())
+    of.forget_doubted()
+    assert of._grown == set()

@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.stream_id import ZERO, Span, from_rank, rank
-from master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Nothing, Refused, SavedPosition, StreamFacts, decide, readers
+from master.policy.trim import (
+    CheckpointNeeds,
+    Cut,
+    GroupNeeds,
+    Nothing,
+    Refused,
+    SavedPosition,
+    StreamFacts,
+    decide,
+    decide_gathered,
+    is_held_back,
+    readers,
+)
 
 SPAN = Span(b"10-0", b"100-0")
 
@@ -154,3 +166,30 @@ def test_a_cut_is_never_above_anybodys_need(
         assert all(floor <= rank(need) for need in needs)
         assert floor in map(rank, needs)
         assert from_rank(floor) == decision.floor
+
+
+@pytest.mark.parametrize(
+    ("changed", "floor", "is_held"),
+    [
+        ({"groups": [_group(b"50-0")]}, b"50-0", False),
+        ({"groups": [_group(b"50-0"), _group(b"50-0", name="a"), _group(b"60-0", name="h")]}, b"50-0", False),
+        ({"groups": [_group(b"50-0"), _group(b"60-0", b"40-0", "h")]}, b"40-0", True),
+        ({"groups": [_group(b"50-0", b"40-0")]}, b"40-0", True),
+        ({"groups": [_group(b"50-0")], "checkpoints": [_checkpoint(b"10-0")]}, None, True),
+        ({"groups": [_group(b"50-0")], "archived": b"30-0"}, b"30-0", True),
+        ({"groups": [_group(b"50-0")], "archived": None}, None, True),
+        ({"groups": [_group(b"60-0", name="h")]}, None, False),
+        ({"groups": [_group(b"60-0", name="h")], "saved": [SavedPosition("g", b"40-0")]}, None, False),
+        ({"groups": [_group(b"60-0", name="h"), _group(b"101-0")]}, None, True),
+        ({"groups": [_group(b"100-0")]}, b"100-0", False),
+        ({"groups": [_group(b"50-0")], "span": None}, None, False),
+        ({"groups": [_group(b"50-0")], "span": Span(None, b"100-0")}, None, False),
+        ({"groups": []}, None, False),
+    ],
+)
+def test_of_a_source_only_what_was_gathered_goes_and_what_others_keep_is_told(changed: dict[str, Any], floor: bytes | None, is_held: bool) -> None:
+    facts = _facts(**({"archived": b"100-0"} | changed))
+    decision = decide_gathered(facts, "g", archived_only=True)
+    assert (decision.floor if isinstance(decision, Cut) else None) == floor
+    assert is_held_back(facts, "g", archived_only=True) is is_held
+    assert not isinstance(decision, Refused)
