@@ -108,9 +108,9 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
 
 
 def decide_gathered(facts: StreamFacts, group: str, *, archived_only: bool = False) -> Cut | Nothing | Refused:
-    """The same for a source: only what was gathered, so nothing before its gather ``group`` is there, nor while that is ahead of the stream: then
-    nothing below it was gathered for certain."""
-    gathered = _delivered(facts, group)
+    """The same for a source: only what was gathered, so nothing before its gather ``group`` has gathered under this name, nor while that is ahead
+    of the stream: then nothing below it was gathered for certain."""
+    gathered = _gathered(facts, group)
     if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
         return Nothing("it is not gathered")
     return decide(facts, archived_only=archived_only)
@@ -118,7 +118,7 @@ def decide_gathered(facts: StreamFacts, group: str, *, archived_only: bool = Fal
 
 def is_held_back(facts: StreamFacts, group: str, *, archived_only: bool = False) -> bool:
     """Whether of what was gathered of a source something is kept for others who are not lost: it may go later, although nothing more is gathered."""
-    gathered = _delivered(facts, group)
+    gathered = _gathered(facts, group)
     if gathered is None or facts.span is None or facts.span.first is None:
         return False
     if archived_only and facts.archived is None:
@@ -126,7 +126,10 @@ def is_held_back(facts: StreamFacts, group: str, *, archived_only: bool = False)
     return rank(readers(facts, archived_only=archived_only)[0].keeps_from) < rank(gathered)
 
 
-def _delivered(facts: StreamFacts, group: str) -> bytes | None:
+def _gathered(facts: StreamFacts, group: str) -> bytes | None:
+    """A copy, or a stream that was renamed, brings its groups along, but neither their saved positions nor what log consumers have noted."""
+    if group not in [one.group for one in facts.saved]:
+        return None
     return next((one.delivered for one in facts.groups if one.name == group), None)
 
 

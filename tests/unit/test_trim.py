@@ -185,10 +185,11 @@ def test_a_cut_is_never_above_anybodys_need(
         ({"groups": [_group(b"50-0")], "span": None}, None, False),
         ({"groups": [_group(b"50-0")], "span": Span(None, b"100-0")}, None, False),
         ({"groups": []}, None, False),
+        ({"groups": [_group(b"50-0"), _group(b"40-0", name="h")], "saved": [SavedPosition("h", b"40-0")]}, None, False),
     ],
 )
 def test_of_a_source_only_what_was_gathered_goes_and_what_others_keep_is_told(changed: dict[str, Any], floor: bytes | None, is_held: bool) -> None:
-    facts = _facts(**({"archived": b"100-0"} | changed))
+    facts = _facts(**({"archived": b"100-0", "saved": [SavedPosition("g", b"100-0")]} | changed))
     decision = decide_gathered(facts, "g", archived_only=True)
     assert (decision.floor if isinstance(decision, Cut) else None) == floor
     assert is_held_back(facts, "g", archived_only=True) is is_held
