@@ -19,27 +19,33 @@ local reserved, living = {master = true, halted = true}, {}
 for i = 9, #ARGV do
   if redis.call('EXISTS', KEYS[i - 5]) == 1 then living[ARGV[i]] = true end
 end
-local rows, owners = redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count), {}
-for _, row in ipairs(rows) do owners[row[1]] = row[2] end
-local strays, gone, least_ms = {}, {}, '9007199254740992'
+local rows, owners, strays, gone = {}, {}, {}, {}
+local function look()
+  rows = redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count)
+  for _, row in ipairs(rows) do owners[row[1]] = row[2] end
+end
+local function is_looked_after(owner) return reserved[owner] or living[owner] end
 local function body_is_gone(id)
   bury(KEYS[3], id, '', 'body_gone', '', '0', owners[id] or '', now_ms(), now_ms(), nil)
   redis.call('XACK', stream, group, id)
   gone[#gone + 1] = id
 end
+look()
 -- Idle for 0 ms is also what was delivered at a time that is still to come, because the clock was set back: nobody would find it for as long as the
 -- step. Touched, it is idle from now on. What Redis >= 7 does not claim it has dropped, because its body is gone.
 for _, row in ipairs(rows) do
   local id, owner, idle_ms = unpack(row)
-  if not reserved[owner] and not living[owner] then
-    if idle_ms >= tonumber(ARGV[3]) then least_ms = ARGV[3] end
-    if idle_ms == 0 and #redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') == 0 then body_is_gone(id) end
-  end
+  if idle_ms == 0 and not is_looked_after(owner) and #redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') == 0 then body_is_gone(id) end
+end
+if #gone > 0 then look() end -- XAUTOCLAIM reaches as many entries further now: whose are these?
+local least_ms = '9007199254740992'
+for _, row in ipairs(rows) do
+  if row[3] >= tonumber(ARGV[3]) and not is_looked_after(row[2]) then least_ms = ARGV[3] end
 end
 local found = redis.call('XAUTOCLAIM', stream, group, 'master', least_ms, ARGV[4], 'COUNT', count, 'JUSTID')
 for _, id in ipairs(found[2]) do
   local owner = owners[id] or ''
-  if reserved[owner] or living[owner] then
+  if is_looked_after(owner) then
     if owner ~= 'master' then redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') end
   else
     local fields = body_of(stream, id)
