@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
-from common.errors import RedisTrouble
+from common.errors import NotNow, RedisTrouble
 from common.redis_client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
@@ -89,7 +89,8 @@ class ScriptRunner:
         except CommandRefused as refused:  # of this one: the others may be fine
             first = refused
         except RedisTrouble as trouble:
-            return [trouble] * len(each)
+            not_sent = NotNow("CONNECT", f"not sent, because of the one before: {trouble}")
+            return [trouble, *[not_sent] * (len(each) - 1)]
         digest = self._prepare(name)[1]
         try:
             return [first, *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]])]

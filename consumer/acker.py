@@ -276,7 +276,7 @@ class Acker(Service):
                 refused = answer
                 self._keeper.end_isolation(item.lane)  # nor those that must not run beside it: what it was charged ahead is mended by now
             else:
-                trouble = answer
+                trouble = trouble or answer  # those behind it may only tell that they were not sent
         if trouble is not None:
             raise trouble
         return refused

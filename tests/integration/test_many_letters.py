@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from common.errors import GiveUp, ReplyUnknown
-from common.redis_client import CommandRefused
+from common.redis_client import CommandRefused, ScriptMissing
 from consumer.acker import SKIP
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 
@@ -103,7 +103,7 @@ def test_a_script_that_redis_forgets_on_the_way_is_sent_again(stage: Stage) -> N
     for _ in range(_MANY):
         try:
             a.flush()
-        except Exception:  # NOSCRIPT: what did not happen is done in the next turn
+        except ScriptMissing:  # what did not happen is done in the next turn
             continue
         break
     a.link.before = lambda step: None
@@ -161,3 +161,17 @@ def test_what_was_acknowledged_by_hand_since_it_was_refused_rings_no_bell(stage:
     a.flush()
     assert a.acker.is_flushed
     assert not rung
+
+
+def test_letters_that_were_not_sent_because_the_answer_of_the_first_got_lost_are_in_no_doubt(stage: Stage) -> None:
+    """What somebody acknowledged by hand before they were sent has no letter."""
+    a = _all_fail(stage)
+    rung = _rung(a)
+    a.link.troubles["dead_letter"] = Trouble.REPLY_LOST
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    assert len(_tickets(stage)) == 1
+    stage.link.call("DEL", stage.keys.tickets)
+    a.flush()
+    assert a.acker.is_flushed
+    assert rung == _tickets(stage)
