@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from redis.connection import parse_url
@@ -16,7 +16,8 @@ _CHUNK = 65_536
 class Proxy:
     """Listens on loopback and forwards to the server of ``upstream_url``; ``with Proxy(url) as proxy: Link(proxy.url, ...)``.
 
-    ``on_reply`` gets every chunk that comes from Redis and returns what the client is to see; None breaks the connection instead.
+    ``on_reply`` gets what comes from Redis, one whole reply or several, and returns what the client is to see; None breaks the connection
+    instead. Whole, because Redis 6.2 writes one nested reply in up to four pieces, and who reads fast gets them one by one.
     """
 
     def __init__(self, upstream_url: str, on_reply: Callable[[bytes], bytes | None] = lambda chunk: chunk) -> None:
@@ -67,8 +68,8 @@ class Proxy:
                 client.close()
                 continue
             self._sockets += [client, server]
-            self._run(self._forward, client, server, lambda chunk: chunk)
-            self._run(self._forward, server, client, lambda chunk: self.on_reply(chunk))
+            self._run(self._forward, client, server, _chunks(client), lambda chunk: chunk)
+            self._run(self._forward, server, client, _whole_replies(server), lambda chunk: self.on_reply(chunk))
 
     def _connect(self) -> socket.socket:
         if "path" in self._upstream:
@@ -77,9 +78,9 @@ class Proxy:
             return server
         return socket.create_connection((self._upstream["host"], self._upstream["port"]))
 
-    def _forward(self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes | None]) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, chunks: Iterator[bytes], change: Callable[[bytes], bytes | None]) -> None:
         with contextlib.suppress(OSError):
-            while chunk := source.recv(_CHUNK):
+            for chunk in chunks:
                 changed = change(chunk)
                 if changed is None:
                     break
@@ -89,3 +90,41 @@ class Proxy:
                 sock.shutdown(socket.SHUT_RDWR)
         # Both directions end here, one of them twice: closing a socket twice is fine.
         source.close()
+
+
+def _chunks(source: socket.socket) -> Iterator[bytes]:
+    while chunk := source.recv(_CHUNK):
+        yield chunk
+
+
+def _whole_replies(server: socket.socket) -> Iterator[bytes]:
+    """What Redis sends, in chunks that end where a reply ends; what is left at the end comes as it is."""
+    gathered = b""
+    for chunk in _chunks(server):
+        gathered += chunk
+        end = 0
+        while (next_end := _reply_end(gathered, end)) is not None:
+            end = next_end
+        if end:
+            yield gathered[:end]
+            gathered = gathered[end:]
+    if gathered:
+        yield gathered
+
+
+def _reply_end(gathered: bytes, at: int) -> int | None:
+    """Where the reply that begins ``at`` ends, None if that has not come yet. RESP2 and RESP3."""
+    missing = 1
+    while missing:
+        line_end = gathered.find(b"\r\n", at)
+        if line_end < 0:
+            return None
+        kind, size, at = gathered[at], gathered[at + 1 : line_end], line_end + 2
+        missing -= 1
+        if kind in b"$=!" and size != b"-1":
+            at += int(size) + 2
+        elif kind in b"*~>" and size != b"-1":
+            missing += int(size)
+        elif kind in b"%|":
+            missing += 2 * int(size) + (kind == ord("|"))  # attributes come before what they belong to
+    return at if at <= len(gathered) else None
