@@ -16,7 +16,7 @@ from pydantic import Field
 
 from common.commands.leader import is_well, living_consumers, somebody_leads
 from common.commands.preflight import check_programs, problems_of_programs
-from common.commands.supervision import Supervision, SupervisionLost, environment, master_urls
+from common.commands.supervision import Supervision, SupervisionHangs, SupervisionLost, environment, master_urls
 from common.embedded import prepare
 from common.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
 from common.plural import many
@@ -180,7 +180,10 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
 
 def watch(running: Supervision, redis_is_ours: bool) -> None:
     """Raise SupervisionLost when something is gone that nothing works without."""
-    states = running.states()
+    try:
+        states = running.states()
+    except SupervisionHangs:
+        return  # nothing needs it at this moment
     if redis_is_ours and any(state.group == "redis" and state.state == "FATAL" for state in states):
         raise SupervisionLost(f"Redis does not start any more; its last words:\n{running.last_words('redis')}")
 

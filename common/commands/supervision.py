@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import http.client
 import io
 import os
 import resource
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,6 @@ from typing import Any, TextIO
 
 import click
 from supervisor.supervisord import main as supervisord_main
-from supervisor.xmlrpc import SupervisorTransport
 
 from common.errors import StartRefused, UsherError
 
@@ -37,6 +38,7 @@ CONFIGURATION = _ROOT / "deploy" / "supervisord.conf"
 #: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" behind it first.
 _LONGEST_SOCKET = 96
 _POLL_S = 0.1
+_ANSWERS_IN_S = 5.0
 #: After the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
 _OTHERS_STOP_S = 2 * 20 + 5
 _TERM_WAIT_S = 5.0
@@ -47,6 +49,10 @@ _PR_SET_PDEATHSIG = 1
 
 class SupervisionLost(UsherError):
     """supervisord is gone, or a program that nothing works without."""
+
+
+class SupervisionHangs(SupervisionLost):
+    """supervisord lives and does not answer in time; its programs may work all the same."""
 
 
 @dataclass(frozen=True)
@@ -130,26 +136,37 @@ class Supervision:
             time.sleep(_POLL_S / 2)
 
     def start_group(self, group: str) -> None:
-        """Start the programs of a group (redis, master or consumer) without waiting for them."""
-        with self._rpc() as supervisor:
-            supervisor.startProcessGroup(group, False)
+        """Start the programs of a group (redis, master or consumer) without waiting for them. Raises SupervisionLost."""
+        try:
+            with self._rpc() as supervisor:
+                supervisor.startProcessGroup(group, False)
+        except OSError as gone:
+            raise self._lost(gone) from gone
 
     def states(self) -> list[ProgramState]:
-        """All programs. Raises SupervisionLost when supervisord is gone."""
-        states = self.states_or_none()
-        if states is None:
-            if self._process is None or self._process.poll() is not None:
-                raise SupervisionLost(f"supervisord has ended unexpectedly; its last words are in {self.logs}")
-            raise SupervisionLost("supervisord lives but does not answer")
-        return states
+        """All programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it takes its time."""
+        try:
+            return self._ask()
+        except (OSError, xmlrpc.client.Error) as gone:
+            raise self._lost(gone) from gone
 
     def states_or_none(self) -> list[ProgramState] | None:
         """All programs, or None when supervisord does not answer."""
         try:
-            with self._rpc() as supervisor:
-                told: Any = supervisor.getAllProcessInfo()
+            return self._ask()
         except (OSError, xmlrpc.client.Error):
             return None
+
+    def _lost(self, trouble: Exception) -> SupervisionLost:
+        if self._process is None or self._process.poll() is not None:
+            return SupervisionLost(f"supervisord has ended unexpectedly; its last words are in {self.logs}")
+        hangs = isinstance(trouble, (TimeoutError, BlockingIOError))  # the latter when too many calls wait for it already
+        kind = SupervisionHangs if hangs else SupervisionLost
+        return kind("supervisord lives but does not answer")
+
+    def _ask(self) -> list[ProgramState]:
+        with self._rpc() as supervisor:
+            told: Any = supervisor.getAllProcessInfo()
         states = [ProgramState(one["name"], one["group"], one["statename"], one["pid"]) for one in told]
         self._redis_pid = next((state.pid for state in states if state.group == "redis"), self._redis_pid)
         return states
@@ -180,6 +197,7 @@ class Supervision:
         # Each of the three groups has its own time to stop; supervisord kills what does not keep to it.
         deadline_s = time.monotonic() + longest_stop_s(self._stop_seconds)
         while process.poll() is None and time.monotonic() < deadline_s and not hurry():
+            self._knock()
             time.sleep(_POLL_S)
         self._end_leftovers(process.pid, hurry)
         process.kill()
@@ -200,8 +218,13 @@ class Supervision:
         self.stop()
 
     def _rpc(self) -> _Rpc:
-        transport = SupervisorTransport(None, None, serverurl=f"unix://{self._socket}")
-        return _Rpc(xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport))
+        return _Rpc(xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)))
+
+    def _knock(self) -> None:
+        """supervisord looks once a second whether a program has ended, or when somebody calls: then the next group need not wait for that second."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
+            caller.setblocking(False)  # it may hang
+            caller.connect(str(self._socket))
 
     def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
         """End what supervisord did not: Redis last, so that the others can still give back what they have."""
@@ -214,6 +237,28 @@ class Supervision:
                 time.sleep(_POLL_S)
         for pid in _members(session):
             _signal(pid, signal.SIGKILL)
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_ANSWERS_IN_S)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class _Transport(xmlrpc.client.Transport):
+    """To a unix socket, with a limit of time: supervisor's own waits as long as supervisord hangs, and Ctrl-C with it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def make_connection(self, _host: object) -> http.client.HTTPConnection:
+        return _Connection(self._path)
 
 
 class _Rpc:

@@ -170,6 +170,18 @@ def test_a_handler_of_the_users_own_folder_and_a_second_ctrl_c(folder: Path) -> 
         assert up.end(signal.SIGINT, within_s=10) == 130
 
 
+def test_a_supervisord_that_hangs_does_not_hold_up_a_second_ctrl_c(folder: Path) -> None:
+    with UsherUp(folder, "--consumers", "1") as up:
+        for process in processes_of(folder):
+            if "supervisord" in words_of(process):
+                process.suspend()
+        time.sleep(1.5)  # it has been asked for its programs since
+        up.process.send_signal(signal.SIGINT)
+        until(lambda: "usher: stopping" in up.output, 10, "Ctrl-C is heard")
+        assert up.end(signal.SIGINT, within_s=10) == 130
+        assert not processes_of(folder)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 @pytest.mark.parametrize("when", ["usher: checking settings", "usher: starting 2 masters", "Usher is up."])
 def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, when: str, number: int, code: int) -> None:
