@@ -68,7 +68,7 @@ from common.forked import EndsInChildren
 from common.log import event
 from common.ran import left_undone, runs_nothing
 from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
-from consumer.sinks.tables import SinkTables, sa
+from consumer.sinks.tables import SinkTables, postgres_args, sa
 from consumer.sinks.trouble import translated
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class SqlSink:
     def __init__(
         self, engine: sa.Engine | str, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
     ) -> None:
-        self.engine = sa.create_engine(engine) if isinstance(engine, str) else engine
+        self.engine = _engine_of(engine) if isinstance(engine, str) else engine
         if not isinstance(self.engine, sa.Engine) or self.engine.dialect.is_async:
             raise SinkMisused("SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is consumer.sinks.sql_async.AsyncSqlSink")
         self._tables = SinkTables(self.engine.dialect.name, name, schema)
@@ -191,6 +191,11 @@ class SqlSink:
 ENDED_INSIDE = "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to undo everything"
 #: load_handler looks at it: one argument, whatever the decorated function takes.
 ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+
+
+def _engine_of(url: str) -> sa.Engine:
+    made = sa.engine.make_url(url)
+    return sa.create_engine(made, connect_args=postgres_args(made))
 
 
 def session_in(connection: sa.Connection) -> sa.orm.Session:

@@ -25,6 +25,7 @@ try:
     import sqlalchemy.orm
     from sqlalchemy.dialects import postgresql, sqlite
 
+    from common.sql_engine import postgres_args as postgres_args
     from common.sql_trouble import is_autocommit, sqlstate
 except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
     raise ModuleNotFoundError(f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
