@@ -46,7 +46,9 @@ WHERE before < :bytes ORDER BY row_id;
 DELETE FROM staged_log_records WHERE id = :id;
 
 -- name: remove [postgresql]
-DELETE FROM staged_log_records WHERE id = ANY(:ids);
+-- Only the rows that were read: a standby that is promoted without the last commits gives out their ids again. NULL: whatever its uid is.
+DELETE FROM staged_log_records AS staged USING unnest(CAST(:ids AS bigint[]), CAST(:uids AS text[])) AS sent (id, uid)
+WHERE staged.id = sent.id AND staged.uid = coalesce(sent.uid, staged.uid);
 
 -- name: set_aside
 -- A row that can become no message is kept with the reason; `remove` follows in the same transaction.

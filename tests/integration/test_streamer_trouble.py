@@ -35,7 +35,7 @@ def _cannot_remove(hand: Hand) -> Iterator[None]:
     outbox = hand.streamer._outbox
     remove = outbox.remove
 
-    def away(ids: list[int]) -> None:
+    def away(sent: list[tuple[int, str]]) -> None:
         raise SqlTrouble("away")
 
     outbox.remove = away  # type: ignore[method-assign]
@@ -160,6 +160,23 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
             connection.execute(sa.text(f"DROP ROLE {role}"))
 
 
+def test_rows_that_have_got_the_ids_of_sent_ones_after_a_failover_are_sent_too(
+    postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
+    """A standby was promoted that had not got the last commits, nor how far the sequence was."""
+    lost = postgres_outbox.stage_many(3)
+    hand = hands(postgres_outbox)
+    with _cannot_remove(hand), pytest.raises(SqlTrouble):
+        hand.turn()
+    with postgres_outbox.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM staged_log_records"))
+        connection.execute(sa.text("ALTER SEQUENCE staged_log_records_id_seq RESTART"))
+    written = postgres_outbox.stage_many(3)
+    hand.turn(3)
+    assert uids(link) == [*lost, *written]
+    assert postgres_outbox.store.waiting() == (0, 0)
+
+
 @pytest.mark.parametrize("standby", [False, True])
 def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or_over_another_connection(
     postgres_outbox: Outbox, redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch, standby: bool
@@ -278,5 +295,5 @@ def test_a_batch_is_bounded_in_bytes_whatever_column_they_are_in(outbox: Outbox)
     )
     batch = outbox.store.batch(1000)
     assert [row.uid for row in batch] == written[:4]
-    outbox.store.remove([row.id for row in batch])
+    outbox.store.remove([(row.id, row.uid) for row in batch])
     assert [row.uid for row in outbox.store.batch(1000)] == written[4:]
