@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from common.clock import now_s
-from common.errors import NotNow, RedisTrouble, ReplyUnknown
+from common.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy
 from common.keys import LogKeys
 from common.log import event
 from common.outbox.rows import FIELDS, Row, encode
@@ -68,8 +68,8 @@ class Pace(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """Rows (id, uid) whose entries Redis has confirmed, under which epoch, and the connection over which: WAIT speaks of what was sent over its own only,
-    and behind another one may be another Redis."""
+    """Rows (id, uid) whose entries Redis has confirmed, under which epoch, and the connection over which: WAIT speaks of what was sent over
+    its own only, and behind another one may be another Redis."""
 
     rows: list[tuple[int, str]]
     epoch: int
@@ -95,13 +95,14 @@ class Streamer(Service):
         self._look_s = _FIRST_LOOK_S
         self._not_durable_logged = False
         self.sent = 0
-        #: When a turn last ended that failed in nothing, or in Redis only: the lease is held for the sake of the database.
+        #: When a turn last ended that failed in nothing, in Redis only, or because others use the database: the lease is held for the sake of
+        #: the way there, and a standby, who has none that is better then, would send the batch once more.
         self.worked_s = now_s()
 
     def run_once(self) -> float:
         try:
             wait_s = self._turn()
-        except RedisTrouble:
+        except (RedisTrouble, SqlBusy):
             self.worked_s = now_s()
             raise
         self.worked_s = now_s()

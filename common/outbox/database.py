@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.errors import SqlTrouble, StartRefused, UsherError
+from common.errors import SqlBusy, SqlTrouble, StartRefused, UsherError
 from common.extras import how_to_install
 from common.outbox.sql_files import DIALECTS, newest, queries, versions
 
@@ -16,7 +16,7 @@ try:
     import sqlalchemy.orm
 
     from common.sql_engine import postgres_args
-    from common.sql_trouble import CANCELED, is_autocommit, passing, plain, sqlstate
+    from common.sql_trouble import CANCELED, Why, is_autocommit, passing, plain, sqlstate
 except ModuleNotFoundError as missing:  # an extra
     raise ModuleNotFoundError(f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
 
@@ -86,7 +86,8 @@ def sql_trouble(doing: str) -> Iterator[None]:
         # Of a PendingRollbackError: what passes came before, and was swallowed.
         if found is None and not was_canceled and not isinstance(problem, sa.exc.PendingRollbackError):
             raise
-        raise SqlTrouble(f"{doing}: {found.told if found else plain(problem)}") from problem
+        is_busy = found is not None and found.why is not Why.AWAY
+        raise (SqlBusy if is_busy else SqlTrouble)(f"{doing}: {found.told if found else plain(problem)}") from problem
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:

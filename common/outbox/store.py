@@ -96,11 +96,17 @@ class OutboxStore:
             staged, refused = connection.execute(self._queries["waiting"]).one()
             return int(staged), int(refused)
 
-    def interrupt(self) -> None:
-        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble."""
-        with self._lock, contextlib.suppress(OSError):  # it is over already
-            if self._socket is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)
+    def interrupt(self) -> bool:
+        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble. False: it
+        has no connection that could be ended, or not any more."""
+        with self._lock:
+            ended, self._socket = self._socket, None
+            if ended is None:
+                return False
+            with contextlib.suppress(OSError):  # it is over already
+                ended.shutdown(socket.SHUT_RDWR)
+            ended.close()
+            return True
 
     def bell(self) -> Bell | None:
         """What tells of commits; None where nothing does (SQLite, other drivers)."""

@@ -205,6 +205,27 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
             program.stop()
 
 
+def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease(
+    postgres_outbox: Outbox, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A COMMIT that waits for a synchronous standby holds rows too. Each streamer in turn sent the batch again, and left another connection there."""
+    written = postgres_outbox.stage_many(3)
+    lease_s = 3.0  # longer than the pauses between two turns that fail
+    programs = [_program(postgres_outbox.url, redis_url, outbox_lease_seconds=lease_s) for _ in range(2)]
+    try:
+        with postgres_outbox.engine.begin() as holder:
+            holder.execute(sa.text("SELECT id FROM staged_log_records LIMIT 1 FOR UPDATE"))
+            for program in programs:
+                program.start()
+            until(lambda: len(uids(link)) > 3 or sum(program._streamer.failed_turns for program in programs) >= 5)
+        until(lambda: postgres_outbox.store.waiting()[0] == 0)
+        assert uids(link) == written
+        assert "lead_not_extended" not in caplog.text
+    finally:
+        for program in programs:
+            program.stop()
+
+
 def test_a_connection_that_closes_while_it_is_to_be_ended_takes_nobody_with_it(postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after it has told its descriptor's number, it closes, and the number goes to somebody else's connection."""
     store = OutboxStore(postgres_outbox.url)
