@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from common.clock import now_s
-from common.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy
+from common.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
 from common.keys import LogKeys
 from common.log import event
 from common.outbox.rows import FIELDS, Row, encode
@@ -98,14 +98,20 @@ class Streamer(Service):
         #: When a turn last ended that failed in nothing, in Redis only, or because others use the database: the lease is held for the sake of
         #: the way there, and a standby, who has none that is better then, would send the batch once more.
         self.worked_s = now_s()
+        self._trouble_s: float | None = None  # since when nothing could be streamed, as the log has told
 
     def run_once(self) -> float:
         try:
             wait_s = self._turn()
-        except (RedisTrouble, SqlBusy):
-            self.worked_s = now_s()
+        except (RedisTrouble, SqlTrouble) as problem:
+            self._trouble_s = self._trouble_s or now_s()
+            if isinstance(problem, (RedisTrouble, SqlBusy)):
+                self.worked_s = now_s()
             raise
         self.worked_s = now_s()
+        if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:  # a standby's turns say nothing
+            event(log, "streams_again", after_s=round(now_s() - self._trouble_s, 1))
+            self._trouble_s = None
         return wait_s
 
     def _turn(self) -> float:

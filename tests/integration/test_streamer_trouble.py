@@ -226,6 +226,21 @@ def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease
             program.stop()
 
 
+def test_the_log_says_when_trouble_is_over_and_only_then(sqlite_outbox: Outbox, hands: Callable[..., Hand], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    sqlite_outbox.stage_many(3)
+    hand = hands(sqlite_outbox)
+    with _cannot_remove(hand), pytest.raises(SqlTrouble):
+        hand.turn()
+    epoch = hand.lead.epoch
+    hand.lead.lost(epoch or 0)
+    hand.turn()
+    assert "streams_again" not in caplog.text, "it stands by"
+    hand.elect()
+    hand.turn(3)
+    assert caplog.text.count("streams_again") == 1
+
+
 def test_a_connection_that_closes_while_it_is_to_be_ended_takes_nobody_with_it(postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after it has told its descriptor's number, it closes, and the number goes to somebody else's connection."""
     store = OutboxStore(postgres_outbox.url)
