@@ -69,7 +69,7 @@ from common.log import event
 from common.ran import left_undone, runs_nothing
 from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
 from consumer.sinks.tables import SinkTables, postgres_args, sa
-from consumer.sinks.trouble import translated
+from consumer.sinks.trouble import Away, translated
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ class SqlSink:
         self._tables = SinkTables(self.engine.dialect.name, name, schema)
         self._keep_s = keep_s
         self._keep_most = keep_most
+        self._away = Away()
         self._turns = itertools.count(1)
         self._checked = False
 
@@ -107,7 +108,7 @@ class SqlSink:
 
     def create_tables(self) -> None:
         """Make the sink's tables where they are missing; safe in many processes at once. They only ever get new columns with a default."""
-        with plain_errors(), self.engine.begin() as connection:
+        with plain_errors(self._away), self.engine.begin() as connection:
             self._tables.create(connection)
 
     def ddl(self) -> str:
@@ -148,13 +149,13 @@ class SqlSink:
 
     def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
         """Remove up to ``at_once`` rows of each table that need not be kept; how many were. Called now and then by itself."""
-        with plain_errors(), self.engine.begin() as connection:
+        with plain_errors(self._away), self.engine.begin() as connection:
             return self._tables.prune(connection, self._keep_s, self._keep_most, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
         """A session, or None for a repeat."""
-        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
+        with plain_errors(self._away), self.engine.connect() as connection, connection.begin() as transaction:
             rehearses = is_rehearsal(message)
             is_new = self._tables.begin_rehearsal(connection) if rehearses else self._tables.admit(connection, message)
             if not self._checked:
@@ -212,12 +213,13 @@ def check_done(result: object) -> None:
 
 
 @contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
+def plain_errors(away: Away) -> Iterator[None]:
     """Errors of the database as SinkNotNow or SinkMisused, where they are that."""
     try:
         yield
+        away.over()
     except sa.exc.SQLAlchemyError as error:
-        told = translated(error)
+        told = translated(error, away)
         if told is error:
             raise
         raise told from error
