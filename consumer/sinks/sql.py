@@ -24,6 +24,7 @@ a higher fence was seen (we are a zombie)       StaleFence; nothing is stored, t
 the function raises                             all of it is rolled back, and the message is tried again as any other
 deadlock, serialization failure, lock timeout   SinkNotNow: all of it is rolled back; the consumer starts the message again soon,
                                                 uncharged. Nothing is retried in here: a handler may only ever see a new attempt
+a statement_timeout that ends our statements    SinkNotNow; one that ends the function's is an error as any other
 the database is away                            SinkNotNow; the ticket waits, others go on; it never becomes a dead letter by that
 the connection breaks at the COMMIT             SinkNotNow, since nobody knows; the next try finds the uid, or does it
 a rehearsal (``message.is_rehearsal``)          the statements run, whatever uid and fence are stored, and all is rolled back at the end

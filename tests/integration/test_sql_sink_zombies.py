@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from consumer.sinks.outcomes import SinkNotNow, StaleFence
 from consumer.sinks.sql import SqlSink
@@ -255,6 +256,26 @@ def test_a_connection_that_breaks_at_the_commit_is_not_now_and_the_next_try_does
     for engine in (direct, far):
         engine.dispose()
     between.close()
+
+
+def test_a_statement_timeout_while_a_zombie_holds_the_ticket_is_not_the_fault_of_the_message(engine: sa.Engine, postgres_url: str) -> None:
+    """Its handler has not begun; a few of these, and it would be a dead letter."""
+    hasty = SqlSink(sa.create_engine(postgres_url, connect_args={"options": "-c statement_timeout=50ms"}))
+    handle = hasty.exactly_once(add)
+    with SqlSink(engine).transaction(Mark("T", "a", 1)) as session:
+        add(Mark("T", "a", 1), session)
+        with pytest.raises(SinkNotNow, match="statement timeout"):
+            handle(Mark("T", "b", 2))
+    handle(Mark("T", "b", 2))
+    assert accounts(engine) == {"T": 2}
+
+    @hasty.exactly_once
+    def slow(mark: Mark, session: Session) -> None:
+        session.execute(sa.text("SELECT pg_sleep(1)"))
+
+    with pytest.raises(sa.exc.OperationalError):  # this may be, and would be the same for ever
+        slow(Mark("T", "c", 2))
+    hasty.engine.dispose()
 
 
 def test_a_database_that_is_away_is_not_now(tmp_path_short: Path) -> None:
