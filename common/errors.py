@@ -54,6 +54,10 @@ class SqlTrouble(UsherError):
     """The SQL database did not do it, or nobody knows whether it did; the turn is tried again."""
 
 
+class SqlBusy(SqlTrouble):
+    """The SQL database answers, and did not do it: others hold what is needed, or it is short of something."""
+
+
 class GroupMissing(RedisTrouble):
     """The consumer group is gone."""
 

@@ -5,7 +5,7 @@
     batch   SQL, one snapshot: the first rows by id
     emit    Redis, one script: are we still the one who streams? then all entries, in this order
     kept    Redis, if asked for: WAIT, WAITAOF
-    remove  SQL: exactly the rows of the batch, by primary key
+    remove  SQL: exactly the rows of the batch, by primary key and uid
 
 Each arrow may break, and the rows are then still there. What Redis has confirmed is remembered until it is removed, so trouble with the database
 alone sends nothing twice, as long as the same Redis has it: after a restart or a failover it is sent again. So it is when an answer of Redis
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from common.clock import now_s
-from common.errors import NotNow, RedisTrouble, ReplyUnknown
+from common.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
 from common.keys import LogKeys
 from common.log import event
 from common.outbox.rows import FIELDS, Row, encode
@@ -46,7 +46,7 @@ class Outbox(Protocol):
     """What the streamer needs of common.outbox.store.OutboxStore."""
 
     def batch(self, count: int) -> list[Row]: ...
-    def remove(self, ids: list[int]) -> None: ...
+    def remove(self, sent: list[tuple[int, str]]) -> None: ...
     def set_aside(self, refused: list[tuple[int, str]]) -> None: ...
     def close(self) -> None: ...
 
@@ -68,10 +68,10 @@ class Pace(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """Rows whose entries Redis has confirmed, under which epoch, and the connection over which: WAIT speaks of what was sent over its own only,
-    and behind another one may be another Redis."""
+    """Rows (id, uid) whose entries Redis has confirmed, under which epoch, and the connection over which: WAIT speaks of what was sent over
+    its own only, and behind another one may be another Redis."""
 
-    ids: list[int]
+    rows: list[tuple[int, str]]
     epoch: int
     connection: int
 
@@ -95,16 +95,23 @@ class Streamer(Service):
         self._look_s = _FIRST_LOOK_S
         self._not_durable_logged = False
         self.sent = 0
-        #: When a turn last ended that failed in nothing, or in Redis only: the lease is held for the sake of the database.
+        #: When a turn last ended that failed in nothing, in Redis only, or because others use the database: the lease is held for the sake of
+        #: the way there, and a standby, who has none that is better then, would send the batch once more.
         self.worked_s = now_s()
+        self._trouble_s: float | None = None  # since when nothing could be streamed, as the log has told
 
     def run_once(self) -> float:
         try:
             wait_s = self._turn()
-        except RedisTrouble:
-            self.worked_s = now_s()
+        except (RedisTrouble, SqlTrouble) as problem:
+            self._trouble_s = self._trouble_s or now_s()
+            if isinstance(problem, (RedisTrouble, SqlBusy)):
+                self.worked_s = now_s()
             raise
         self.worked_s = now_s()
+        if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:  # a standby's turns say nothing
+            event(log, "streams_again", after_s=round(now_s() - self._trouble_s, 1))
+            self._trouble_s = None
         return wait_s
 
     def _turn(self) -> float:
@@ -122,7 +129,7 @@ class Streamer(Service):
             if not self.emit(epoch, batch.values):
                 return 0.0
             self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
-            self._sent = _Sent(batch.ids, epoch, self._link.connections)
+            self._sent = _Sent(batch.names, epoch, self._link.connections)
         if batch.refused:  # behind the others of their batch: if this fails it holds up nobody
             self._set_aside(batch.refused)
         if self._sent is not None:
@@ -164,9 +171,9 @@ class Streamer(Service):
     def _finish(self, sent: _Sent) -> None:
         """Wait until what was sent is durable, if that was asked for, and remove its rows."""
         if self._is_durable(sent):
-            self._outbox.remove(sent.ids)
+            self._outbox.remove(sent.rows)
             self._sent = None
-            self.sent += len(sent.ids)
+            self.sent += len(sent.rows)
 
     def _is_durable(self, sent: _Sent) -> bool:
         replicas = self._pace.replicas
@@ -179,7 +186,7 @@ class Streamer(Service):
                 on_disk, copies = 1, self._link.call("WAIT", replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
         durable = bool(on_disk) and copies >= replicas
         if not durable and not self._not_durable_logged:
-            event(log, "not_durable_yet", level=logging.WARNING, rows=len(sent.ids), replicas=copies, on_disk=bool(on_disk))
+            event(log, "not_durable_yet", level=logging.WARNING, rows=len(sent.rows), replicas=copies, on_disk=bool(on_disk))
         self._not_durable_logged = not durable
         return durable
 

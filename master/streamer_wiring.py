@@ -90,8 +90,11 @@ class StreamerProgram:
         """Whether the streamer makes progress: the lease is extended only then, so that where its database fails it another one streams that
         has a better way there. While it stops, the last batch keeps the lease."""
         lease_s, now = self._settings.outbox_lease_seconds, now_s()
-        if now - (self._streamer.last_turn_s or now) > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s):
-            self._store.interrupt()
+        silent_s = now - (self._streamer.last_turn_s or now)
+        if silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s) and self._store.interrupt():
+            event(
+                log, "outbox_does_not_answer", level=logging.WARNING, silent_s=round(silent_s, 1), do="its connection is ended, and another one made"
+            )
         return self._stopping or (self._streamer.alive and now - self._streamer.worked_s < lease_s)
 
 

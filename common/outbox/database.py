@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.errors import SqlTrouble, StartRefused, UsherError
+from common.errors import SqlBusy, SqlTrouble, StartRefused, UsherError
 from common.extras import how_to_install
 from common.outbox.sql_files import DIALECTS, newest, queries, versions
 
@@ -15,14 +15,13 @@ try:
     import sqlalchemy as sa
     import sqlalchemy.orm
 
-    from common.sql_trouble import CANCELED, is_autocommit, passing, plain, sqlstate
+    from common.sql_engine import postgres_args
+    from common.sql_trouble import CANCELED, Why, is_autocommit, passing, plain, sqlstate
 except ModuleNotFoundError as missing:  # an extra
     raise ModuleNotFoundError(f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
 
 #: How long a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0
-#: How libpq finds out that a server is gone without a word: it waits 5 s for a connection, and 15 to 25 s for a sign of life after that.
-_POSTGRES_WAITS = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 _NOT_ASYNC = "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., sqlite:///...)"
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
@@ -49,8 +48,7 @@ def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
 def _waits(url: sa.engine.URL) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
         return {} if "timeout" in url.query else {"timeout": _SQLITE_WAIT_S}
-    is_libpq = url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
-    return {name: value for name, value in _POSTGRES_WAITS.items() if name not in url.query} if is_libpq else {}
+    return postgres_args(url)
 
 
 def check_dialect(engine: Any) -> None:
@@ -88,7 +86,8 @@ def sql_trouble(doing: str) -> Iterator[None]:
         # Of a PendingRollbackError: what passes came before, and was swallowed.
         if found is None and not was_canceled and not isinstance(problem, sa.exc.PendingRollbackError):
             raise
-        raise SqlTrouble(f"{doing}: {found.told if found else plain(problem)}") from problem
+        is_busy = found is not None and found.why is not Why.AWAY
+        raise (SqlBusy if is_busy else SqlTrouble)(f"{doing}: {found.told if found else plain(problem)}") from problem
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:

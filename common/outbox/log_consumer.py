@@ -155,6 +155,8 @@ class LogConsumer:
             while not (until.came or stop()):
                 try:
                     self.step(handle, _WAIT_S)
+                    if failures:
+                        event(log, "log_consumer_goes_on", name=self._name, failures=failures)
                     failures = 0
                 except (RedisTrouble, SqlTrouble) as trouble:
                     failures += 1

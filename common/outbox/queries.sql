@@ -46,7 +46,11 @@ WHERE before < :bytes ORDER BY row_id;
 DELETE FROM staged_log_records WHERE id = :id;
 
 -- name: remove [postgresql]
-DELETE FROM staged_log_records WHERE id = ANY(:ids);
+-- Only the rows that were read: a standby that is promoted without the last commits gives out their ids again. NULL: whatever its uid is.
+DELETE FROM staged_log_records AS staged USING unnest(CAST(:ids AS bigint[]), CAST(:uids AS text[])) AS sent (id, uid)
+WHERE staged.id = sent.id AND staged.uid = coalesce(sent.uid, staged.uid)
+-- A row that somebody holds is not waited for: each new connection would hang there as well, until the server has no more of them.
+AND (SELECT set_config('lock_timeout', '500ms', true)) IS NOT NULL;
 
 -- name: set_aside
 -- A row that can become no message is kept with the reason; `remove` follows in the same transaction.

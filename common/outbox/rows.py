@@ -34,6 +34,11 @@ class Batch(NamedTuple):
     values: list[bytes]
     refused: list[tuple[int, str]]
 
+    @property
+    def names(self) -> list[tuple[int, str]]:
+        """(id, uid) of each row that became a message."""
+        return [(row_id, uid.decode()) for row_id, uid in zip(self.ids, self.values[1 :: 1 + len(FIELDS)], strict=True)]
+
 
 def encode(rows: Iterable[Row]) -> Batch:
     """All rows of a batch. Reasons: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from common.errors import SqlTrouble
+from common.log import event
 from common.outbox.database import check_schema, migrate, open_engine, sa, sql_trouble
 from common.outbox.rows import Row
 from common.outbox.sql_files import queries
+
+log = logging.getLogger(__name__)
 
 #: What a batch may hold in bytes, and the row that goes beyond.
 BATCH_BYTES = 4 * 1024 * 1024
@@ -71,19 +76,19 @@ class OutboxStore:
                     break
             return rows
 
-    def remove(self, ids: Sequence[int]) -> None:
-        """Delete these rows; those that are gone already are no error. Raises SqlTrouble."""
-        if ids:
+    def remove(self, sent: Sequence[tuple[int, str]]) -> None:
+        """Delete these rows, each by its id and uid; those that are gone already are no error. Raises SqlTrouble."""
+        if sent:
             with sql_trouble("removing what was sent"), self._engine.begin() as connection:
                 self._ask(connection)
-                self._remove(connection, ids)
+                self._remove(connection, sent)
 
     def set_aside(self, refused: Sequence[tuple[int, str]]) -> None:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
         with sql_trouble("setting rows aside"), self._engine.begin() as connection:
             self._ask(connection)
             connection.execute(self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused])
-            self._remove(connection, [row_id for row_id, _ in refused])
+            self._remove(connection, [(row_id, None) for row_id, _ in refused])
 
     def waiting(self) -> tuple[int, int]:
         """How many rows are staged, and how many were refused. Raises SqlTrouble."""
@@ -91,11 +96,17 @@ class OutboxStore:
             staged, refused = connection.execute(self._queries["waiting"]).one()
             return int(staged), int(refused)
 
-    def interrupt(self) -> None:
-        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble."""
-        with self._lock, contextlib.suppress(OSError):  # it is over already
-            if self._socket is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)
+    def interrupt(self) -> bool:
+        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble. False: it
+        has no connection that could be ended, or not any more."""
+        with self._lock:
+            ended, self._socket = self._socket, None
+            if ended is None:
+                return False
+            with contextlib.suppress(OSError):  # it is over already
+                ended.shutdown(socket.SHUT_RDWR)
+            ended.close()
+            return True
 
     def bell(self) -> Bell | None:
         """What tells of commits; None where nothing does (SQLite, other drivers)."""
@@ -120,8 +131,9 @@ class OutboxStore:
             with contextlib.suppress(*over):
                 self._socket = socket.socket(fileno=os.dup(driver.fileno()))
 
-    def _remove(self, connection: sa.Connection, ids: Sequence[int]) -> None:
-        values: Any = {"ids": list(ids)} if self._is_postgres else [{"id": row_id} for row_id in ids]
+    def _remove(self, connection: sa.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
+        ids, uids = zip(*rows, strict=True)
+        values: Any = {"ids": list(ids), "uids": list(uids)} if self._is_postgres else [{"id": row_id} for row_id in ids]
         connection.execute(self._queries["remove"], values)
 
 
@@ -131,14 +143,18 @@ class Bell:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._connection: Any = None  # psycopg's own
+        self._is_deaf = False
 
     def rings(self, wait_s: float) -> bool:
         """Whether something was committed, waiting up to ``wait_s``. True also after it has connected. Raises SqlTrouble."""
         with sql_trouble("listening to the outbox"):
             try:
-                if self._connection is None:
+                if self._connection is None and not self._is_deaf:
                     self._connect()
                     return True
+                if self._is_deaf:
+                    time.sleep(wait_s)
+                    return False
                 return any(True for _ in self._connection.notifies(timeout=wait_s, stop_after=1))
             except self._engine.dialect.loaded_dbapi.Error as problem:
                 self.close()
@@ -155,4 +171,10 @@ class Bell:
         pooled.detach()  # it is ours now, and the pool makes another one
         self._connection = connection
         connection.autocommit = True
+        [pid] = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if pid != connection.info.backend_pid:  # a pooler: another client would get what is told to us, and psycopg keeps it there for ever
+            self._is_deaf = True
+            self.close()
+            event(log, "no_bell", level=logging.WARNING, why="a connection pooler is in between, so commits are not told but looked for")
+            return
         connection.execute(f"LISTEN {_CHANNEL}")

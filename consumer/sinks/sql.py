@@ -24,6 +24,7 @@ a higher fence was seen (we are a zombie)       StaleFence; nothing is stored, t
 the function raises                             all of it is rolled back, and the message is tried again as any other
 deadlock, serialization failure, lock timeout   SinkNotNow: all of it is rolled back; the consumer starts the message again soon,
                                                 uncharged. Nothing is retried in here: a handler may only ever see a new attempt
+a statement_timeout that ends our statements    SinkNotNow; one that ends the function's is an error as any other
 the database is away                            SinkNotNow; the ticket waits, others go on; it never becomes a dead letter by that
 the connection breaks at the COMMIT             SinkNotNow, since nobody knows; the next try finds the uid, or does it
 a rehearsal (``message.is_rehearsal``)          the statements run, whatever uid and fence are stored, and all is rolled back at the end
@@ -68,8 +69,8 @@ from common.forked import EndsInChildren
 from common.log import event
 from common.ran import left_undone, runs_nothing
 from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
-from consumer.sinks.tables import SinkTables, sa
-from consumer.sinks.trouble import translated
+from consumer.sinks.tables import SinkTables, postgres_args, sa
+from consumer.sinks.trouble import Away, translated
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +92,13 @@ class SqlSink:
     def __init__(
         self, engine: sa.Engine | str, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
     ) -> None:
-        self.engine = sa.create_engine(engine) if isinstance(engine, str) else engine
+        self.engine = _engine_of(engine) if isinstance(engine, str) else engine
         if not isinstance(self.engine, sa.Engine) or self.engine.dialect.is_async:
             raise SinkMisused("SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is consumer.sinks.sql_async.AsyncSqlSink")
         self._tables = SinkTables(self.engine.dialect.name, name, schema)
         self._keep_s = keep_s
         self._keep_most = keep_most
+        self._away = Away()
         self._turns = itertools.count(1)
         self._checked = False
 
@@ -107,7 +109,7 @@ class SqlSink:
 
     def create_tables(self) -> None:
         """Make the sink's tables where they are missing; safe in many processes at once. They only ever get new columns with a default."""
-        with plain_errors(), self.engine.begin() as connection:
+        with plain_errors(self._away), self.engine.begin() as connection:
             self._tables.create(connection)
 
     def ddl(self) -> str:
@@ -148,13 +150,13 @@ class SqlSink:
 
     def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
         """Remove up to ``at_once`` rows of each table that need not be kept; how many were. Called now and then by itself."""
-        with plain_errors(), self.engine.begin() as connection:
+        with plain_errors(self._away), self.engine.begin() as connection:
             return self._tables.prune(connection, self._keep_s, self._keep_most, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
         """A session, or None for a repeat."""
-        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
+        with plain_errors(self._away), self.engine.connect() as connection, connection.begin() as transaction:
             rehearses = is_rehearsal(message)
             is_new = self._tables.begin_rehearsal(connection) if rehearses else self._tables.admit(connection, message)
             if not self._checked:
@@ -193,6 +195,11 @@ ENDED_INSIDE = "the sink's transaction was ended inside of it; leave commit and 
 ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
 
+def _engine_of(url: str) -> sa.Engine:
+    made = sa.engine.make_url(url)
+    return sa.create_engine(made, connect_args=postgres_args(made))
+
+
 def session_in(connection: sa.Connection) -> sa.orm.Session:
     """A session whose commit() ends nothing: the transaction is the sink's."""
     return sa.orm.Session(bind=connection, join_transaction_mode="rollback_only")
@@ -207,12 +214,13 @@ def check_done(result: object) -> None:
 
 
 @contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
+def plain_errors(away: Away) -> Iterator[None]:
     """Errors of the database as SinkNotNow or SinkMisused, where they are that."""
     try:
         yield
+        away.over()
     except sa.exc.SQLAlchemyError as error:
-        told = translated(error)
+        told = translated(error, away)
         if told is error:
             raise
         raise told from error

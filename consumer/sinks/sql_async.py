@@ -28,6 +28,7 @@ from common.log import event
 from consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
 from consumer.sinks.sql import ENDED_INSIDE, ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, check_done, plain_errors
 from consumer.sinks.tables import SinkTables
+from consumer.sinks.trouble import Away
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,13 @@ class AsyncSqlSink:
         self._tables = SinkTables(engine.dialect.name, name, schema)
         self._keep_s = keep_s
         self._keep_most = keep_most
+        self._away = Away()
         self._turns = itertools.count(1)
         self._checked = False
 
     async def create_tables(self) -> None:
         """Make the sink's tables where they are missing; safe in many processes at once."""
-        with plain_errors():
+        with plain_errors(self._away):
             async with self.engine.begin() as connection:
                 await connection.run_sync(self._tables.create)
 
@@ -72,7 +74,7 @@ class AsyncSqlSink:
     @contextlib.asynccontextmanager
     async def transaction(self, message: Marked) -> AsyncIterator[AsyncSession | None]:
         """A session in the transaction that also holds fence and uid, or None for a repeat: ask. Raises StaleFence, SinkNotNow and SinkMisused."""
-        with plain_errors():
+        with plain_errors(self._away):
             async with self.engine.connect() as connection, connection.begin() as transaction:
                 rehearses = is_rehearsal(message)
                 is_new = await (connection.run_sync(self._tables.begin_rehearsal) if rehearses else connection.run_sync(self._tables.admit, message))

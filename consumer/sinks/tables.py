@@ -18,14 +18,15 @@ import hashlib
 from typing import Any
 
 from common.extras import how_to_install
-from consumer.sinks.outcomes import Marked, SinkMisused, StaleFence, fenced_ticket
+from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
 
 try:
     import sqlalchemy as sa
     import sqlalchemy.orm
     from sqlalchemy.dialects import postgresql, sqlite
 
-    from common.sql_trouble import is_autocommit, sqlstate
+    from common.sql_engine import postgres_args as postgres_args
+    from common.sql_trouble import CANCELED, is_autocommit, plain, sqlstate
 except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
     raise ModuleNotFoundError(f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
 
@@ -34,6 +35,8 @@ _LONGEST_TEXT = 256
 _DIGEST = "sha256:"
 #: For pg_advisory_xact_lock: creating tables that may be there is not safe against itself in PostgreSQL.
 _CREATING = 0x75736865720001
+#: When to try again after a statement of ours that took too long, and was ended.
+_CANCELED_S = 0.5
 #: It is gone when the transaction of a rehearsal was ended by something that neither SQLAlchemy nor the sink sees: a COMMIT as SQL, the driver's own.
 _SAVEPOINT = "usher_rehearsal"
 _NO_SUCH_SAVEPOINT = "3B001"
@@ -90,9 +93,15 @@ class SinkTables:
         this ticket waits, and then sees what we left. A look without the lock would be true at its time and wrong at the commit.
         """
         ticket = storable(fenced_ticket(message))
-        if ticket and not _wrote(connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence})):
-            raise StaleFence(message)
-        return _wrote(connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}))
+        try:
+            if ticket and not _wrote(connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence})):
+                raise StaleFence(message)
+            return _wrote(connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}))
+        except sa.exc.DBAPIError as error:
+            if sqlstate(error) != CANCELED:
+                raise
+            # These two do nothing but wait, for a zombie, or for a slow disk: that is not the message's fault.
+            raise SinkNotNow(f"before the handler was called: {plain(error)}", _CANCELED_S) from error
 
     def begin_rehearsal(self, connection: sa.Connection) -> bool:
         """In place of ``admit`` where all is rolled back: looks at no fence and no uid, so that what is stored can be rehearsed. True.

@@ -363,6 +363,7 @@ def test_a_statement_that_took_too_long_is_tried_again_and_told(
     postgres_outbox: Outbox, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     """statement_timeout: SQLSTATE 57014. It is as slow as the database is now, and was no reason to end for good."""
+    caplog.set_level("INFO")
     send(link, "a")
     asked = 0
 
@@ -378,6 +379,7 @@ def test_a_statement_that_took_too_long_is_tried_again_and_told(
         assert consumer.state()[1]["uids"] == ["a"]
     [told] = [record.facts for record in caplog.records if record.getMessage() == "log_consumer_waits"]  # type: ignore[attr-defined]
     assert (told["failures"], "statement timeout" in told["problem"]) == (1, True)
+    assert caplog.text.count("log_consumer_goes_on") == 1, "and when it is over"
 
 
 def test_a_state_that_is_no_json_is_refused_and_nothing_is_stored(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from consumer.sinks.outcomes import SinkNotNow, StaleFence
 from consumer.sinks.sql import SqlSink
@@ -256,8 +258,55 @@ def test_a_connection_that_breaks_at_the_commit_is_not_now_and_the_next_try_does
     between.close()
 
 
+def test_a_statement_timeout_while_a_zombie_holds_the_ticket_is_not_the_fault_of_the_message(engine: sa.Engine, postgres_url: str) -> None:
+    """Its handler has not begun; a few of these, and it would be a dead letter."""
+    hasty = SqlSink(sa.create_engine(postgres_url, connect_args={"options": "-c statement_timeout=50ms"}))
+    handle = hasty.exactly_once(add)
+    with SqlSink(engine).transaction(Mark("T", "a", 1)) as session:
+        add(Mark("T", "a", 1), session)
+        with pytest.raises(SinkNotNow, match="statement timeout"):
+            handle(Mark("T", "b", 2))
+    handle(Mark("T", "b", 2))
+    assert accounts(engine) == {"T": 2}
+
+    @hasty.exactly_once
+    def slow(mark: Mark, session: Session) -> None:
+        session.execute(sa.text("SELECT pg_sleep(1)"))
+
+    with pytest.raises(sa.exc.OperationalError):  # this may be, and would be the same for ever
+        slow(Mark("T", "c", 2))
+    hasty.engine.dispose()
+
+
 def test_a_database_that_is_away_is_not_now(tmp_path_short: Path) -> None:
     sink = SqlSink(f"postgresql+psycopg://postgres@/x?host={tmp_path_short}")
     with pytest.raises(SinkNotNow, match="cannot be reached"), sink.transaction(Mark("T", "a", 1)):
         pass
     sink.engine.dispose()
+
+
+@pytest.mark.parametrize("tickets", [10, 200])
+def test_a_database_that_stays_away_is_asked_ever_less_by_all_tickets_together(
+    tmp_path_short: Path, monkeypatch: pytest.MonkeyPatch, tickets: int
+) -> None:
+    """Time is ours here; each try is a real one."""
+    now = 1000.0
+    monkeypatch.setattr("consumer.sinks.trouble.now_s", lambda: now, raising=False)
+    sink = SqlSink(f"postgresql+psycopg://postgres@/x?host={tmp_path_short}")
+    handle = sink.exactly_once(add)
+    due = [(now + n / 1000, f"T{n}") for n in range(tickets)]
+    asked: list[float] = []
+    longest = 0.0
+    while now < 1040:
+        now, ticket = heapq.heappop(due)
+        with pytest.raises(SinkNotNow) as away:
+            handle(Mark(ticket, "a", 1))
+        asked.append(now - 1000)
+        assert away.value.after_s <= max(2.0, now - 1000), "who was away for a moment is not waited for longer"
+        longest = max(longest, away.value.after_s)
+        heapq.heappush(due, (now + away.value.after_s, ticket))
+    sink.engine.dispose()
+    late = sum(at > 20 for at in asked) / 20
+    assert late <= 25, "times a second"
+    assert late > 4 or tickets > 10
+    assert longest <= (2.5 if tickets == 10 else 15)

@@ -35,7 +35,7 @@ def _cannot_remove(hand: Hand) -> Iterator[None]:
     outbox = hand.streamer._outbox
     remove = outbox.remove
 
-    def away(ids: list[int]) -> None:
+    def away(sent: list[tuple[int, str]]) -> None:
         raise SqlTrouble("away")
 
     outbox.remove = away  # type: ignore[method-assign]
@@ -160,6 +160,23 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
             connection.execute(sa.text(f"DROP ROLE {role}"))
 
 
+def test_rows_that_have_got_the_ids_of_sent_ones_after_a_failover_are_sent_too(
+    postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
+    """A standby was promoted that had not got the last commits, nor how far the sequence was."""
+    lost = postgres_outbox.stage_many(3)
+    hand = hands(postgres_outbox)
+    with _cannot_remove(hand), pytest.raises(SqlTrouble):
+        hand.turn()
+    with postgres_outbox.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM staged_log_records"))
+        connection.execute(sa.text("ALTER SEQUENCE staged_log_records_id_seq RESTART"))
+    written = postgres_outbox.stage_many(3)
+    hand.turn(3)
+    assert uids(link) == [*lost, *written]
+    assert postgres_outbox.store.waiting() == (0, 0)
+
+
 @pytest.mark.parametrize("standby", [False, True])
 def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or_over_another_connection(
     postgres_outbox: Outbox, redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch, standby: bool
@@ -186,6 +203,42 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
                 os.kill(stopped, signal.SIGCONT)
         for program in programs:
             program.stop()
+
+
+def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease(
+    postgres_outbox: Outbox, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A COMMIT that waits for a synchronous standby holds rows too. Each streamer in turn sent the batch again, and left another connection there."""
+    written = postgres_outbox.stage_many(3)
+    lease_s = 3.0  # longer than the pauses between two turns that fail
+    programs = [_program(postgres_outbox.url, redis_url, outbox_lease_seconds=lease_s) for _ in range(2)]
+    try:
+        with postgres_outbox.engine.begin() as holder:
+            holder.execute(sa.text("SELECT id FROM staged_log_records LIMIT 1 FOR UPDATE"))
+            for program in programs:
+                program.start()
+            until(lambda: len(uids(link)) > 3 or sum(program._streamer.failed_turns for program in programs) >= 5)
+        until(lambda: postgres_outbox.store.waiting()[0] == 0)
+        assert uids(link) == written
+        assert "lead_not_extended" not in caplog.text
+    finally:
+        for program in programs:
+            program.stop()
+
+
+def test_the_log_says_when_trouble_is_over_and_only_then(sqlite_outbox: Outbox, hands: Callable[..., Hand], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    sqlite_outbox.stage_many(3)
+    hand = hands(sqlite_outbox)
+    with _cannot_remove(hand), pytest.raises(SqlTrouble):
+        hand.turn()
+    epoch = hand.lead.epoch
+    hand.lead.lost(epoch or 0)
+    hand.turn()
+    assert "streams_again" not in caplog.text, "it stands by"
+    hand.elect()
+    hand.turn(3)
+    assert caplog.text.count("streams_again") == 1
 
 
 def test_a_connection_that_closes_while_it_is_to_be_ended_takes_nobody_with_it(postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,5 +331,5 @@ def test_a_batch_is_bounded_in_bytes_whatever_column_they_are_in(outbox: Outbox)
     )
     batch = outbox.store.batch(1000)
     assert [row.uid for row in batch] == written[:4]
-    outbox.store.remove([row.id for row in batch])
+    outbox.store.remove([(row.id, row.uid) for row in batch])
     assert [row.uid for row in outbox.store.batch(1000)] == written[4:]
