@@ -19,6 +19,7 @@ from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, Sta
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
 from common.stream_router import Mode
+from master.status import StatusReader
 from tests.integration.factories import World, fetch
 from tests.integration.routers import add, running, taken
 from tests.topologies import PASSWORD, Cluster, figures, keep_trying, until
@@ -159,6 +160,22 @@ def test_while_a_slot_is_moving_commands_wait_and_none_is_done_at_the_wrong_plac
     assert (kinds[0], kinds[2]) == ("ASK", "ASK")
     assert kinds[1] in ("ASK", "TRYAGAIN"), "one key is there and one is not: 6.2 and 7 answer differently"
     assert keep_trying(link, "MGET", KEY, KEY + "2", KEY + "3") == [b"2", None, None]
+
+
+def test_while_a_slot_is_moving_the_status_says_so_and_tells_nothing_that_it_does_not_know(cluster: Cluster, link: Link) -> None:
+    """`usher status` ended with a traceback, and /api/status with 500."""
+    world = World(link)
+    world.send(b"T", b"1-1")
+    reader = StatusReader(Link(near(cluster.url, STREAM), "test:status"), world.keys)
+    reader.overview()
+
+    def half_way() -> None:
+        with pytest.raises(NotNow) as refused:  # nobody leads: the node has no such key, and sends us to the other one
+            reader.overview()
+        assert refused.value.kind == "ASK"
+
+    cluster.move_slot_of(STREAM, cluster.another_than(cluster.owner_of(STREAM)), half_way)
+    reader.close()
 
 
 def test_a_node_that_has_not_heard_of_the_move_is_asked_in_vain_for_a_moment_only(cluster: Cluster) -> None:
