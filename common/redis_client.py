@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 
-from common.endpoints import check, is_fixed, make_connection
+from common.endpoints import check, is_fixed, make_connection, misled
 from common.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from common.log import redacted
 from common.way_out import unreachable
@@ -258,6 +258,7 @@ class Link:
             kind = "CONNECT" if _FULL in str(refused) else REFUSED
             raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
+            self._misled()
             self._moved_on()
             raise troubles.count(NotNow("CONNECT", unreachable(self.url, failed))) from failed
 
@@ -273,6 +274,7 @@ class Link:
         except redis.exceptions.NoPermissionError:
             return  # it cannot be known; `usher doctor` says so
         except NotNow as refused:
+            self._misled()
             self._moved_on()
             raise troubles.count(refused) from None
         except ServerChanged:
@@ -282,6 +284,10 @@ class Link:
     def _told(self, section: str) -> dict[str, str]:
         self._connection.send_command("INFO", section, check_health=False)
         return _info(self._connection.read_response())
+
+    def _misled(self) -> None:
+        if self._connection is not None and not is_fixed(self.url):
+            misled(self.url, self._connection)
 
     def _moved_on(self) -> None:
         """The server we were connected to is not, or no longer, the right one: look again where it is before the next command."""
@@ -318,6 +324,7 @@ class Link:
             trouble = named(refused)
             if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
+                self._misled()
             raise troubles.count(trouble) from None
         except (redis.RedisError, OSError) as failed:
             if is_glance and isinstance(failed, redis.TimeoutError):

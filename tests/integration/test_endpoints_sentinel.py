@@ -79,6 +79,20 @@ def test_a_sentinel_that_is_down_is_passed_over_at_once_and_one_that_is_silent_s
         link.close()
 
 
+def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ever(calm: UnderSentinel, tmp_path: Path) -> None:
+    """It knows nothing better, and the deposed one refuses every write (min-replicas-to-write): everything stood still, while the other sentinels
+    named the master. From then on another one is asked first, also by the other links: those of a consumer must not go to two servers."""
+    with UnderSentinel(tmp_path) as cut_off:
+        cut_off.first.ask("CONFIG", "SET", "min-replicas-to-write", 2)
+        url = calm.url.replace("@", f"@{cut_off.sentinels[0].address},")
+        link, other = Link(url, "test"), Link(url, "test:other")
+        assert keep_trying(link, "SET", "k", "there", within_s=5) == b"OK"
+        assert calm.first.ask("GET", "k") == b"there"
+        assert other.call("SET", "k", "there too") == b"OK"
+        link.close()
+        other.close()
+
+
 def test_without_any_sentinel_it_is_not_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{silent.getsockname()[1]}"
