@@ -85,6 +85,17 @@ def test_full_memory(link: Link) -> None:
     assert seen(link) is None
 
 
+def test_missing_replicas(link: Link) -> None:
+    """As `usher doctor` advises to have Redis set up. The page said that nobody leads, and `usher status` nothing at all."""
+    link.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    told = "Redis, replicas: Redis refuses writes (NOREPLICAS) until replicas are back"
+    assert seen(link) == WriteTrouble(f"{told}: nothing is lost, nothing moves; bring the replicas back", True)
+    assert alarm_texts(link)[0].startswith(told)
+    assert told in status_text(link)
+    link.call("CONFIG", "SET", "min-replicas-to-write", "0")
+    assert seen(link) is None
+
+
 @pytest.mark.parametrize(
     ("persistence", "refuses"),
     [
