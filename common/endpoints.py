@@ -123,6 +123,12 @@ def misled(url: str, connection: Any) -> None:
         _last_told[url] = (at + 1, None)
 
 
+def has_moved(url: str, connection: Any) -> bool:
+    """Whether another link of this process was told another address since."""
+    told = _last_told.get(url, (0, None))[1]
+    return told is not None and told != (connection.host, connection.port)
+
+
 def _told(url: str, parts: Any, ask: Callable[[str, int], tuple[str, int]]) -> tuple[str, int]:
     """The first answer of the hosts in the URL. Raises what the last one raised."""
     hosts, (first, _) = _hosts(parts), _last_told.get(url, (0, None))

@@ -168,6 +168,24 @@ def test_a_former_master_that_has_lost_its_replica_is_left_at_once(pair: UnderSe
     link.close()
 
 
+def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_hears_of_it(pair: UnderSentinel) -> None:
+    """It lives, and takes writes for 10 s more. A master some of whose links stayed there registered consumers where nobody looked for them, and led
+    elsewhere: nothing was handled until it was demoted."""
+    stays, goes = Link(pair.url, "test:stays"), Link(pair.url, "test:goes")
+    for link in (stays, goes):
+        assert link.call("SET", "k", "1") == b"OK"
+    pair.fail_over()
+    goes.close()  # as after a time-out
+    assert goes.call("SET", "k", "2") == b"OK"
+    with pytest.raises(NotNow) as refused:  # what it knows is of the other server
+        stays.call("SET", "k", "3")
+    assert refused.value.kind == "CONNECT"
+    assert stays.call("SET", "k", "4") == b"OK"
+    assert (pair.first.role(), pair.first.ask("GET", "k"), pair.second.ask("GET", "k")) == ("master", b"1", b"4")
+    stays.close()
+    goes.close()
+
+
 def test_connections_that_stayed_at_a_demoted_master_hear_readonly_once_and_move(pair: UnderSentinel) -> None:
     """Also behind a fixed address, which a load balancer, a virtual IP or DNS points at the master of the day."""
     with Proxy(pair.first.url) as proxy:
