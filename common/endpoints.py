@@ -17,6 +17,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -33,6 +34,8 @@ SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
 #: Longest wait for one sentinel, or one node, to say where the server is: one that is gone must not use up the time of a lease.
 _ASK_TIMEOUT_S = 1.0
 _SENTINEL_PASSWORD = "sentinel_password"
+#: By URL: which of its hosts is asked first, and the address that was told last. One that is silent costs its time once, not at every connect.
+_last_told: dict[str, tuple[int, tuple[str, int] | None]] = {}
 _OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
 
 
@@ -107,8 +110,39 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
     tls = _tls(parts)
     options |= _credentials(parts) | (tls or {})
     kind = redis.Connection if tls is None else redis.SSLConnection
-    host, port = _sentinel_master(parts, timeout_s, tls) if at_sentinels else _slot_owner(parts, kind, options)
+    ask = partial(_sentinel_master, parts, timeout_s, tls) if at_sentinels else partial(_slot_owner, parts, kind, options)
+    host, port = _told(url, parts, ask)
     return kind(host=host, port=port, db=_service(parts)[1] if at_sentinels else 0, **options)
+
+
+def misled(url: str, connection: Any) -> None:
+    """Where ``connection`` leads the server is not: who has told it may be cut off from the others and never know better, so from now on another
+    one is asked first, by all links of this process. Several of them may come with the same news."""
+    at, told = _last_told.get(url, (0, None))
+    if told is not None and told == (connection.host, connection.port):
+        _last_told[url] = (at + 1, None)
+
+
+def has_moved(url: str, connection: Any) -> bool:
+    """Whether another link of this process was told another address since."""
+    told = _last_told.get(url, (0, None))[1]
+    return told is not None and told != (connection.host, connection.port)
+
+
+def _told(url: str, parts: Any, ask: Callable[[str, int], tuple[str, int]]) -> tuple[str, int]:
+    """The first answer of the hosts in the URL. Raises what the last one raised."""
+    hosts, (first, _) = _hosts(parts), _last_told.get(url, (0, None))
+    trouble: redis.RedisError | None = None
+    for at in range(first, first + len(hosts)):
+        try:
+            told = ask(*hosts[at % len(hosts)])
+        except redis.RedisError as failed:
+            trouble = failed
+        else:
+            _last_told[url] = (at, told)
+            return told
+    assert trouble is not None  # a URL has one host at least
+    raise trouble
 
 
 def _made(kind: Any, make: Callable[[], Any]) -> Any:
@@ -160,45 +194,40 @@ def _service(parts: Any) -> tuple[str, int]:
     return service, int(database or 0)
 
 
-def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None) -> tuple[str, int]:
+def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, host: str, port: int) -> tuple[str, int]:
+    """The address of the master, as this sentinel says."""
     service, _ = _service(parts)
     wait_s = min(timeout_s, _ASK_TIMEOUT_S)
     # Without `retry` redis-py asks each sentinel that is down ten times over, which takes 4 s if it refuses at once.
     options: dict[str, Any] = {"socket_timeout": wait_s, "socket_connect_timeout": wait_s, "retry": Retry(NoBackoff(), 0)}
     password = parse_qs(parts.query).get(_SENTINEL_PASSWORD)
     options |= {"password": password[0] if password else None} | ({"ssl": True, **tls} if tls is not None else {})
-    trouble: object = "none is named"
-    for host, port in _hosts(parts):
-        client = redis.Redis(host=host, port=port, **options)
-        try:
-            masters: Any = client.sentinel_masters()
-            state = masters.get(service)
-            if state is not None and state["is_master"] and not state["is_sdown"] and not state["is_odown"]:
-                return state["ip"], state["port"]
-            trouble = "it is unknown there" if state is None else "it is down"
-        except redis.RedisError as failed:
-            trouble = failed
-        finally:
-            client.close()
+    client = redis.Redis(host=host, port=port, **options)
+    trouble: object
+    try:
+        masters: Any = client.sentinel_masters()
+        state = masters.get(service)
+        if state is not None and state["is_master"] and not state["is_sdown"] and not state["is_odown"]:
+            return state["ip"], state["port"]
+        trouble = "it is unknown there" if state is None else "it is down"
+    except redis.RedisError as failed:
+        trouble = failed
+    finally:
+        client.close()
     # redis-py's own Sentinel would tell everything about its connections, but not why they failed.
     raise redis.ConnectionError(f"no sentinel names the master of {service!r}: {trouble}")
 
 
-def _slot_owner(parts: Any, kind: Any, options: dict[str, Any]) -> tuple[str, int]:
+def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port: int) -> tuple[str, int]:
+    """The address of the node that has the stream's slot, as this node says."""
     slot = key_slot(unquote(parts.fragment).encode())
     wait_s = min(options["socket_timeout"], _ASK_TIMEOUT_S)
-    options = {**options, "socket_timeout": wait_s, "socket_connect_timeout": wait_s}
-    trouble: Exception | None = None
-    for host, port in _hosts(parts):
-        seed = kind(host=host, port=port, **options)
-        try:
-            seed.send_command("CLUSTER", "SLOTS")
-            for first, last, owner, *_ in seed.read_response():
-                if first <= slot <= last:
-                    return (bytes(owner[0]).decode() or host), int(owner[1])
-            trouble = redis.ConnectionError(f"no node of the cluster has slot {slot}")
-        except redis.RedisError as failed:
-            trouble = failed
-        finally:
-            seed.disconnect()
-    raise trouble or redis.ConnectionError("no cluster node is named")
+    seed = kind(host=host, port=port, **{**options, "socket_timeout": wait_s, "socket_connect_timeout": wait_s})
+    try:
+        seed.send_command("CLUSTER", "SLOTS")
+        for first, last, owner, *_ in seed.read_response():
+            if first <= slot <= last:
+                return (bytes(owner[0]).decode() or host), int(owner[1])
+        raise redis.ConnectionError(f"no node of the cluster has slot {slot}")
+    finally:
+        seed.disconnect()

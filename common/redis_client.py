@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 
-from common.endpoints import check, is_fixed, make_connection
+from common.endpoints import check, has_moved, is_fixed, make_connection, misled
 from common.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from common.log import redacted
 from common.way_out import unreachable
@@ -170,7 +170,8 @@ class Link:
         self.connections = 0
         # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
         check(url)
-        self._connection: Any = make_connection(url, name, timeout_s) if is_fixed(url) else None
+        self._is_fixed = is_fixed(url)
+        self._connection: Any = make_connection(url, name, timeout_s) if self._is_fixed else None
 
     def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
         """Send one command and return its bare reply. What is done ``meanwhile``, in the time in which Redis does the command, must not use
@@ -240,6 +241,10 @@ class Link:
         """The connection, open. Raises NotNow: nothing was sent."""
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
+                if not self._is_fixed and has_moved(self.url, self._connection):
+                    # The links of a process must not lead to two servers. This one's owner hears of it: what it knows is of the one before.
+                    self._moved_on()
+                    raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now"))
                 return self._connection
             # What comes there is not for us: a forked child would get its parent's replies, also those of the parent's greeting.
             self._moved_on()
@@ -258,6 +263,7 @@ class Link:
             kind = "CONNECT" if _FULL in str(refused) else REFUSED
             raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
+            self._misled()
             self._moved_on()
             raise troubles.count(NotNow("CONNECT", unreachable(self.url, failed))) from failed
 
@@ -273,6 +279,7 @@ class Link:
         except redis.exceptions.NoPermissionError:
             return  # it cannot be known; `usher doctor` says so
         except NotNow as refused:
+            self._misled()
             self._moved_on()
             raise troubles.count(refused) from None
         except ServerChanged:
@@ -283,13 +290,17 @@ class Link:
         self._connection.send_command("INFO", section, check_health=False)
         return _info(self._connection.read_response())
 
+    def _misled(self) -> None:
+        if self._connection is not None and not self._is_fixed:
+            misled(self.url, self._connection)
+
     def _moved_on(self) -> None:
         """The server we were connected to is not, or no longer, the right one: look again where it is before the next command."""
         self._elsewhere = self._open = False
         self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
-            if not is_fixed(self.url):
+            if not self._is_fixed:
                 self._connection = None
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
@@ -318,6 +329,7 @@ class Link:
             trouble = named(refused)
             if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
                 self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
+                self._misled()
             raise troubles.count(trouble) from None
         except (redis.RedisError, OSError) as failed:
             if is_glance and isinstance(failed, redis.TimeoutError):

@@ -18,7 +18,12 @@ from common.errors import NotNow, RedisTrouble
 from common.redis_client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
-_MEMORY = {"-- Memory: works when full": "#!lua flags=allow-oom\n", "-- Memory: refused when full": "#!lua\n"}
+#: The first that fits. What writes nothing is also done while Redis refuses writes for another reason: replicas are missing, the disk is full.
+_MEMORY = {
+    "-- Memory: works when full, as nothing is written": "#!lua flags=no-writes\n",
+    "-- Memory: works when full": "#!lua flags=allow-oom\n",
+    "-- Memory: refused when full": "#!lua\n",
+}
 
 
 @functools.cache

@@ -96,11 +96,12 @@ class Explainer:
         """All facts that Redis knows, as arguments of Facts, and the owner's health URL. Few round trips: a busy master is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
         commands = [
+            *INFO_COMMANDS,
             *(("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers), ("GET", keys.leader)),
             *(("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)),
-            *INFO_COMMANDS,
         ]
-        *stored, groups, consumers, persistence, memory = self._link.pipeline(commands)
+        replies = self._link.pipeline(commands)
+        told, (*stored, groups, consumers) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
         for reply in stored:
             if isinstance(reply, Exception):
                 raise reply
@@ -110,7 +111,7 @@ class Explainer:
         rules = rulebook(ruled)
         members = members_of(self._link, keys, registered)
         delivered, lag, pending = self._group(groups, consumers)
-        trouble = write_trouble(persistence, memory)
+        trouble = write_trouble(*told)
         found: dict[str, Any] = {
             "kind": kind,
             "fence": record.fence if record is not None else 0,

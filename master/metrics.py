@@ -65,7 +65,7 @@ def _counted(counts: LeaderCounts) -> Iterable[Metric]:
 
 
 def _told(vitals: Vitals) -> Iterable[Metric]:
-    yield gauge("redis_refuses_writes", "1 if Redis refuses writes, because memory or disk is full.", vitals.refuses_writes)
+    yield gauge("redis_refuses_writes", "1 if Redis refuses writes, because memory or disk is full, or replicas are missing.", vitals.refuses_writes)
     yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
     yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
     yield gauge("lag_messages", "Messages that were not read yet, also in gathered sources; see usher_lag_is_exact.", vitals.lag)

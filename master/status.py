@@ -56,7 +56,11 @@ class StatusReader:
         with self._lock:
             keys = self._keys
             sums = [("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("GET", keys.leader), ("HLEN", keys.rules)]
-            length, tickets, dead, leader, rules, *delayed = self._link.pipeline([*sums, *waiting_commands(keys)])
+            replies = self._link.pipeline([*sums, *waiting_commands(keys)])
+            for reply in replies[: len(sums)]:
+                if isinstance(reply, Exception):
+                    raise reply
+            length, tickets, dead, leader, rules, *delayed = replies
             held = parse_held(leader)
             trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
             seen: dict[str, Any] = {

@@ -49,7 +49,7 @@ class Vitals:
 
     ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``oldest_unheld_s``: the same without what waits for
     somebody to act: see ``_unheld``. ``delayed``: messages that wait for their time, and ``late_s``: since when the first of them is due and was not
-    sent. ``consumers``: by name. ``refuses_writes``: Redis does, because memory or disk is full.
+    sent. ``consumers``: by name. ``refuses_writes``: Redis does, because memory or disk is full, or replicas are missing.
     """
 
     entries: int = 0
@@ -121,10 +121,11 @@ class VitalsReader:
         registered = _registered(stored)
         last = group[b"last-delivered-id"] if group else b"0-0"
         leases = [("GET", keys.lease(incarnation)) for incarnation in registered]
-        unread, persistence, memory, *states = self._link.pipeline([("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *INFO_COMMANDS, *leases])
+        replies = self._link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *leases])
+        told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
         new = [entry[0] for entry in unread] if isinstance(unread, list) else []
         oldest = [*new, summary[1]] if summary and summary[0] else new
-        rules, trouble = rulebook(ruled), write_trouble(persistence, memory)
+        rules, trouble = rulebook(ruled), write_trouble(*told)
         unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
         lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}

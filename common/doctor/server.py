@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from common.doctor.facts import Facts, Finding, Severity
+from common.doctor.topology import judge_replicas
 from common.doctor.versions import floor_problem, known_holes, version_of
 
 OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
@@ -28,7 +29,8 @@ def judge_server(facts: Facts) -> Iterator[Finding]:
 
 def refused_writes(facts: Facts) -> Finding | None:
     """Of these checks the one that says why Redis takes no writes, BAD, or may take none, WARN; None when none does."""
-    stops = (finding for finding in (*_disk(facts), *_memory(facts)) if finding.severity is BAD or finding.seen.startswith("rdb_last_bgsave"))
+    checks = (*_disk(facts), *_memory(facts), *judge_replicas(facts))
+    stops = (finding for finding in checks if finding.severity is BAD or finding.seen.startswith("rdb_last_bgsave"))
     return next(stops, None)
 
 

@@ -19,7 +19,7 @@ _NUMBERS_PER_MS = 1024
 def judge_topology(facts: Facts) -> Iterator[Finding]:
     """Role, replicas, failover and clock."""
     yield from _role(facts)
-    yield from _replicas(facts)
+    yield from judge_replicas(facts)
     yield from _failover(facts)
     yield from _clock(facts)
 
@@ -36,16 +36,18 @@ def _role(facts: Facts) -> Iterator[Finding]:
         yield Finding("role", BAD, seen, means, "point USHER_REDIS_URL at the master")
 
 
-def _replicas(facts: Facts) -> Iterator[Finding]:
+def judge_replicas(facts: Facts) -> Iterator[Finding]:
+    """Who has a copy, and whether Redis wants more of them than there are."""
     replicas = facts.number("connected_slaves")
     if replicas is None or facts.told("role") != "master":
         return
     needed_text = facts.setting("min-replicas-to-write")
     needed = int(needed_text) if needed_text and needed_text.isdecimal() else None
     good = facts.number("min_slaves_good_slaves")
-    if needed and (good if good is not None else replicas) < needed:
+    if good == 0 or (needed and (good if good is not None else replicas) < needed):  # how many are good is told where some are needed
         means = "Redis refuses writes (NOREPLICAS) until replicas are back: nothing is lost, nothing moves"
-        yield Finding("replicas", BAD, f"{good if good is not None else replicas} good ones, {needed} needed", means, "bring the replicas back")
+        seen = f"{good if good is not None else replicas} good ones, {needed or 'some'} needed"
+        yield Finding("replicas", BAD, seen, means, "bring the replicas back")
     elif not replicas:
         yield Finding("replicas", OK, "none", "nothing to fail over to; the data live on this host alone")
     elif needed:

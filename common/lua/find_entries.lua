@@ -3,7 +3,7 @@
 -- ARGV: 1 field, 2 ticket, 3 from ("+" or "(<id>"), 4 most entries to look at
 -- Returns: {number looked at, id of the last one or "", {ids of the ticket's entries}}
 -- Why Lua: XRANGE alone would send every body to find the few that are meant.
--- Memory: works when full
+-- Memory: works when full, as nothing is written
 --- @include ticket_of
 local rows = redis.call('XREVRANGE', KEYS[1], ARGV[3], '-', 'COUNT', ARGV[4])
 local found = {}

@@ -3,7 +3,7 @@
 -- ARGV: 1 text (a ticket as JSON), 2 from ("+" or "(<id>"), 3 most records to look at
 -- Returns: {number looked at, id of the last one or "", {records}}
 -- Why Lua: a record holds up to a thousand executions, and few are of the ticket that is meant.
--- Memory: works when full
+-- Memory: works when full, as nothing is written
 local rows = redis.call('XREVRANGE', KEYS[1], ARGV[2], '-', 'COUNT', ARGV[3])
 local found = {}
 for _, row in ipairs(rows) do

@@ -4,7 +4,7 @@
 -- Returns: {owner of the entry or nil, idle in milliseconds, deliveries, record of the ticket or nil, 1 when the lease lives or 0, 1 when the
 --          entry is in the stream or 0, its attempts or nil, owner of the other entry or nil}; an owner is nil where the entry is not pending
 -- Why Lua: all of it is of one moment, also when memory is full, when Redis takes no MULTI; and the body stays here.
--- Memory: works when full
+-- Memory: works when full, as nothing is written
 local function pending(id) return redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1)[1] or {false, false, 0, 0} end
 local entry = pending(ARGV[2])
 local record, lease = redis.call('HGET', KEYS[2], ARGV[3]), redis.call('EXISTS', KEYS[3])

@@ -4,7 +4,7 @@
 -- Returns: for each source: {state, entries not gathered yet, 1 if there may be more of them, else 0}; states: ok, gone, not_a_stream, no_group (it
 --          was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
--- Memory: works when full
+-- Memory: works when full, as nothing is written
 --- @include is_above
 --- @include facts_of
 

@@ -3,7 +3,7 @@
 -- ARGV: 1 group, 2 name in the group ("" = all), 3 most entries, 4 ticket field, 5 longest ticket in bytes
 -- Returns: {id, ticket, ...}; entries without a ticket or a body are left out; {} when the group is gone
 -- Why Lua: the bodies stay in Redis; only the tickets travel.
--- Memory: works when full
+-- Memory: works when full, as nothing is written
 --- @include ticket_of
 local command = {'XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[3]}
 if ARGV[2] ~= '' then command[7] = ARGV[2] end

@@ -3,7 +3,7 @@
 -- ARGV: 1 field, 2... ids
 -- Returns: a list with the field's first value for each id, nil where there is no such entry or field
 -- Why Lua: XRANGE would send every body.
--- Memory: works when full
+-- Memory: works when full, as nothing is written
 local values = {}
 for n = 2, #ARGV do
   local found, value = redis.call('XRANGE', KEYS[1], ARGV[n], ARGV[n]), false

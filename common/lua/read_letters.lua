@@ -3,7 +3,7 @@
 -- ARGV: 1 start ("-", an id or "(<id>"), 2 end, 3 count, 4 "newest" = the newest first, "" = the oldest first
 -- Returns: {{id, {name, value, ...: ours but the traceback, the last is usher-fields}}, ...}
 -- Why Lua: XRANGE alone would send every field of every message, megabytes for a page of a table.
--- Memory: works when full
+-- Memory: works when full, as nothing is written
 local reply = {}
 local found
 if ARGV[4] == 'newest' then

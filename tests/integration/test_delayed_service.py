@@ -95,6 +95,16 @@ def test_a_wait_for_the_next_one_is_no_stall(any_redis_url: str, world: World, m
         _until(lambda: (service.last_turn_s or 0.0) - began_s > 0.2)
 
 
+def test_trouble_that_is_over_is_not_told_for_as_long_as_nothing_is_due(any_redis_url: str, world: World) -> None:
+    """After a failover, or a slot that moved, the leader called itself unwell (503) for a minute, while all worked again."""
+    delay(world, b"never", FUTURE)
+    with _running(any_redis_url, world, _led(world.elect())) as service:
+        _until(lambda: b"name=test:delayed " in world.link.call("CLIENT", "LIST") and world.link.call("ZCARD", log_keys(world).due) == 1)
+        service._link.interrupt()  # as the server would end it
+        _until(lambda: service.failed_turns == 1)
+        _until(lambda: service.trouble is None)
+
+
 def test_a_standby_sends_nothing(any_redis_url: str, world: World) -> None:
     delay(world, b"A", PAST)
     service = DelayedMessages(Link(any_redis_url, "test:delayed"), world.keys, Lead())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
 
 from common.attempts import Attempts
 from common.doctor.collector import collect, startup_findings
@@ -19,9 +21,10 @@ from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, Sta
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
 from common.stream_router import Mode
+from master.status import StatusReader
 from tests.integration.factories import World, fetch
 from tests.integration.routers import add, running, taken
-from tests.topologies import PASSWORD, Cluster, figures, keep_trying, until
+from tests.topologies import PASSWORD, Cluster, Server, figures, keep_trying, until
 
 STREAM = "ticket_stream"
 KEY = "{ticket_stream}:k"
@@ -161,6 +164,22 @@ def test_while_a_slot_is_moving_commands_wait_and_none_is_done_at_the_wrong_plac
     assert keep_trying(link, "MGET", KEY, KEY + "2", KEY + "3") == [b"2", None, None]
 
 
+def test_while_a_slot_is_moving_the_status_says_so_and_tells_nothing_that_it_does_not_know(cluster: Cluster, link: Link) -> None:
+    """`usher status` ended with a traceback, and /api/status with 500."""
+    world = World(link)
+    world.send(b"T", b"1-1")
+    reader = StatusReader(Link(near(cluster.url, STREAM), "test:status"), world.keys)
+    reader.overview()
+
+    def half_way() -> None:
+        with pytest.raises(NotNow) as refused:  # nobody leads: the node has no such key, and sends us to the other one
+            reader.overview()
+        assert refused.value.kind == "ASK"
+
+    cluster.move_slot_of(STREAM, cluster.another_than(cluster.owner_of(STREAM)), half_way)
+    reader.close()
+
+
 def test_a_node_that_has_not_heard_of_the_move_is_asked_in_vain_for_a_moment_only(cluster: Cluster) -> None:
     """Only the two nodes of a move are told of it; the others hear it from them."""
     owner = cluster.owner_of(STREAM)
@@ -171,6 +190,18 @@ def test_a_node_that_has_not_heard_of_the_move_is_asked_in_vain_for_a_moment_onl
     cluster.move_slot_of(STREAM, target, tell=(target, owner))
     assert keep_trying(link, "SET", KEY, "2", within_s=5) == b"OK"
     link.close()
+
+
+def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever(cluster: Cluster, tmp_path: Path) -> None:
+    """It takes itself for the owner of the slot, and answers CLUSTERDOWN: everything stood still, while the others had the slot."""
+    cut_off = Server(tmp_path, "cut-off", "cluster-enabled yes", "cluster-config-file nodes")
+    with contextlib.closing(cut_off):
+        cut_off.start()
+        cut_off.link.call("CLUSTER", "ADDSLOTS", key_slot(STREAM.encode()))
+        link = Link(near(cluster.url.replace("@", f"@{cut_off.address},"), STREAM), "test")
+        assert keep_trying(link, "SET", KEY, "v", within_s=5) == b"OK"
+        assert cluster.owner_of(KEY).ask("GET", KEY) == b"v"
+        link.close()
 
 
 def test_nodes_that_are_down_are_passed_over(cluster: Cluster) -> None:

@@ -79,6 +79,20 @@ def test_a_sentinel_that_is_down_is_passed_over_at_once_and_one_that_is_silent_s
         link.close()
 
 
+def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ever(calm: UnderSentinel, tmp_path: Path) -> None:
+    """It knows nothing better, and the deposed one refuses every write (min-replicas-to-write): everything stood still, while the other sentinels
+    named the master. From then on another one is asked first, also by the other links: those of a consumer must not go to two servers."""
+    with UnderSentinel(tmp_path) as cut_off:
+        cut_off.first.ask("CONFIG", "SET", "min-replicas-to-write", 2)
+        url = calm.url.replace("@", f"@{cut_off.sentinels[0].address},")
+        link, other = Link(url, "test"), Link(url, "test:other")
+        assert keep_trying(link, "SET", "k", "there", within_s=5) == b"OK"
+        assert calm.first.ask("GET", "k") == b"there"
+        assert other.call("SET", "k", "there too") == b"OK"
+        link.close()
+        other.close()
+
+
 def test_without_any_sentinel_it_is_not_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{silent.getsockname()[1]}"
@@ -152,6 +166,24 @@ def test_a_former_master_that_has_lost_its_replica_is_left_at_once(pair: UnderSe
     assert link.call("SET", "k", "3") == b"OK"
     assert (pair.first.role(), pair.second.ask("GET", "k")) == ("master", b"3")
     link.close()
+
+
+def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_hears_of_it(pair: UnderSentinel) -> None:
+    """It lives, and takes writes for 10 s more. A master some of whose links stayed there registered consumers where nobody looked for them, and led
+    elsewhere: nothing was handled until it was demoted."""
+    stays, goes = Link(pair.url, "test:stays"), Link(pair.url, "test:goes")
+    for link in (stays, goes):
+        assert link.call("SET", "k", "1") == b"OK"
+    pair.fail_over()
+    goes.close()  # as after a time-out
+    assert goes.call("SET", "k", "2") == b"OK"
+    with pytest.raises(NotNow) as refused:  # what it knows is of the other server
+        stays.call("SET", "k", "3")
+    assert refused.value.kind == "CONNECT"
+    assert stays.call("SET", "k", "4") == b"OK"
+    assert (pair.first.role(), pair.first.ask("GET", "k"), pair.second.ask("GET", "k")) == ("master", b"1", b"4")
+    stays.close()
+    goes.close()
 
 
 def test_connections_that_stayed_at_a_demoted_master_hear_readonly_once_and_move(pair: UnderSentinel) -> None:

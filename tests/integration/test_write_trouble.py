@@ -19,7 +19,7 @@ from common.redis_client import CommandRefused, Link
 from master.commands.status import drawn, look
 from master.pulse import Pulse
 from master.status import StatusReader
-from tests.integration.factories import FIELD, LEASE_MS
+from tests.integration.factories import FIELD, LEASE_MS, World
 from tests.integration.memory import full_memory
 from tests.integration.routers import until
 
@@ -85,6 +85,17 @@ def test_full_memory(link: Link) -> None:
     assert seen(link) is None
 
 
+def test_missing_replicas(link: Link) -> None:
+    """As `usher doctor` advises to have Redis set up. The page said that nobody leads, and `usher status` nothing at all."""
+    link.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    told = "Redis, replicas: Redis refuses writes (NOREPLICAS) until replicas are back"
+    assert seen(link) == WriteTrouble(f"{told}: nothing is lost, nothing moves; bring the replicas back", True)
+    assert alarm_texts(link)[0].startswith(told)
+    assert told in status_text(link)
+    link.call("CONFIG", "SET", "min-replicas-to-write", "0")
+    assert seen(link) is None
+
+
 @pytest.mark.parametrize(
     ("persistence", "refuses"),
     [
@@ -100,3 +111,36 @@ def test_an_append_only_file_that_cannot_be_written(persistence: bytes, refuses:
 
 def test_who_may_not_ask_is_told_nothing() -> None:
     assert write_trouble(CommandRefused("NOPERM"), CommandRefused("NOPERM")) is None
+
+
+@pytest.mark.parametrize("refuse", [("CONFIG", "SET", "min-replicas-to-write", "1"), ("REPLICAOF", "127.0.0.1", "1")], ids=["NOREPLICAS", "READONLY"])
+@pytest.mark.parametrize(
+    ("name", "keys", "args"),
+    [
+        ("count_above", ("s",), ("0-0", 10)),
+        ("count_between", ("s",), ("0-0", "9-9", 10)),
+        ("find_entries", ("s",), ("f", "v", "+", 10)),
+        ("find_runs", ("s",), ("v", "+", 10)),
+        ("look_again", ("s", "t", "l", "a"), ("g", "1-1", "v", "1-1")),
+        ("look_at_sources", ("s",), ("g", 10)),
+        ("pending_heads", ("s",), ("g", "", 10, "f", 256)),
+        ("read_field", ("s",), ("f", "1-1")),
+        ("read_letters", ("s",), ("-", "+", 10, "")),
+        ("ticket_entries", ("s",), ("f", "v", "-", 10, "", "")),
+    ],
+)
+def test_what_is_only_read_is_told_while_writes_are_refused(
+    world: World, name: str, keys: tuple[str, ...], args: tuple[str | int, ...], refuse: tuple[str, ...]
+) -> None:
+    """Where many streams are gathered, `usher doctor` and `usher status` ended with exit code 2, and tickets had no story."""
+    link = world.link
+    link.all_of([("XADD", "s", "1-1", "f", "v"), ("XGROUP", "CREATE", "s", "g", "0")])
+    told = world.scripts.run(name, keys, args)
+    try:
+        link.call(*refuse)
+        with pytest.raises(NotNow):
+            link.call("SET", "k", "v")
+        assert world.scripts.run(name, keys, args) == told
+    finally:
+        link.call("REPLICAOF", "NO", "ONE")
+        link.call("CONFIG", "SET", "min-replicas-to-write", "0")
