@@ -223,6 +223,11 @@ class Link:
         sock: socket.socket = self._connection._sock
         return sock
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a reply is under way. From another thread: it may be over by now."""
+        return self._owed > 0
+
     def interrupt(self) -> None:
         """End a blocked call from another thread: its reader gets ReplyUnknown."""
         sock = getattr(self._connection, "_sock", None)
