@@ -251,5 +251,8 @@ def _allow_files(wanted: int) -> None:
     """Open as many files as are wanted, or as many as we may: the usual limit of 1,024 is one for select(), which nobody uses here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed < wanted:
+        way_out = "raise the hard limit (ulimit -Hn, LimitNOFILE= of a systemd unit), or lower USHER_FOLLOWERS_LIMIT"
+        event(log, "few_open_files", level=logging.WARNING, allowed=hard, wanted=wanted, way_out=way_out)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -27,7 +27,7 @@ import random
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from common.backoff import backoff_s
@@ -42,9 +42,12 @@ from common.telemetry import context_fields
 
 T = TypeVar("T")
 Value = str | bytes | int | float
+#: uid, and names and values, as they go to Redis.
+Prepared = tuple[bytes | None, list[bytes]]
 
-#: Messages of one round trip; more does not make it faster.
-BATCH = 500
+#: Messages of one round trip, and bytes from which on there is no further one in it; more does not make it faster. Large ones go out few at a
+#: time: of a batch that is cut off nobody knows anything, it is sent again as a whole, and Redis stands still while it takes it.
+BATCH, BATCH_BYTES = 500, 262_144
 #: Lua's stack ends at about 8,000 values.
 _MOST_FIELDS = 3500
 _LONGEST_UID = 512
@@ -110,8 +113,8 @@ class Producer:
         return time.time_ns() // 1_000_000 + int(seconds * 1000)
 
     def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
-        """Add messages in their order, in batches of 500. A batch happens as a whole, or (refused in its middle) up to a message. With ``due_ms``
-        (since the epoch) they wait until then, and get their place in the stream, and another id, when they are due.
+        """Add messages in their order, in batches of up to 500, or of 256 KiB. One happens as a whole, or (refused in its middle) up to a message.
+        With ``due_ms`` (since the epoch) they wait until then, and get their place in the stream, and another id, when they are due.
 
         Raises ValueError and MessageUndecodable for what could never be handled (nothing was sent), NotNow (the last batch did not
         happen), ReplyUnknown (nobody knows, and not every message has a uid), CommandRefused. To call again with the same messages
@@ -123,14 +126,13 @@ class Producer:
             raise ValueError(f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms})")
         prepared = [self._prepared(message, context, due_ms) for message in messages]
         sent: list[Sent] = []
-        for at in range(0, len(prepared), BATCH):
-            batch = prepared[at : at + BATCH]
+        for batch in _batches(prepared):
             recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
             sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
         return sent
 
-    def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> tuple[bytes | None, list[bytes]]:
-        """(uid, names and values) as they go to Redis. ``context``: the fields of the current span, for a message that has none of its own."""
+    def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:
+        """``context``: the fields of the current span, for a message that has none of its own."""
         flat: list[bytes] = []
         if due_ms is not None:
             flat += (DUE_FIELD, b"%d" % due_ms)
@@ -170,13 +172,13 @@ class Producer:
                     raise
                 time.sleep(pause_s)
 
-    def _add(self, stream: str, batch: Sequence[tuple[bytes | None, list[bytes]]]) -> list[Sent]:
+    def _add(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
         """To the stream, or to its delayed messages. Replies come in the order of the commands, so one thread at a time waits for its own."""
         lock = self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
         with lock:
             return self._added(stream, batch)
 
-    def _added(self, stream: str, batch: Sequence[tuple[bytes | None, list[bytes]]]) -> list[Sent]:
+    def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
         if not self._dedup_s:
             return [Sent(entry_id, False) for entry_id in self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])]
         if stream == self._stream and self._server_drops_repeats():
@@ -210,6 +212,19 @@ class Producer:
             native = _is_set_up(facts, self._dedup_s)
             self._native = (self._link.connections, now_s(), native)
         return native
+
+
+def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
+    batch: list[Prepared] = []
+    size = 0
+    for message in prepared:
+        batch.append(message)
+        size += sum(map(len, message[1]))
+        if len(batch) == BATCH or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _is_set_up(facts: Mapping[bytes, Any], dedup_s: float) -> bool:

@@ -7,10 +7,13 @@ A ``Link`` is one connection that one thread uses. redis-py's own client is not 
 from __future__ import annotations
 
 import enum
+import fcntl
 import os
 import socket
+import sys
+import termios
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -37,6 +40,8 @@ _FULL = "max number of clients"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 #: How long ``answer`` waits for the rest of a reply: TLS may have something to say of its own that makes a socket readable.
 _GLANCE_S = 0.01
+#: Bytes that are sent at a time: each of these pieces has the time that a reply has.
+_PIECE = 65_536
 
 
 class _NotYet(enum.Enum):
@@ -153,7 +158,8 @@ class SameServer:
 class Link:
     """One connection, used by one thread. It connects by itself at the next call after a break.
 
-    ``timeout_s`` bounds every reply; a blocking command adds its own block time. ``connections`` counts the times it connected: what was
+    ``timeout_s``: how long nothing may move, while a command leaves and until its reply is there. So a large one may take its time over a narrow
+    network. A blocking command adds its own block time. ``connections`` counts the times it connected: what was
     learned over one connection is only as good as that connection. With ``same_server`` every new connection is checked by it before
     anything else is sent.
     """
@@ -166,6 +172,7 @@ class Link:
         self._elsewhere = False
         self._open = False
         self._process = 0  # that opened it
+        self._unsent = 0  # bytes of a large command that had not arrived when that was looked at last
         self._owed = 0  # replies that are under way. Whoever breaks off leaves them, and the next call connects anew
         self.connections = 0
         # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
@@ -223,6 +230,11 @@ class Link:
         """What becomes readable when the reply to ``ask`` comes."""
         sock: socket.socket = self._connection._sock
         return sock
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a reply is under way. From another thread: it may be over by now."""
+        return self._owed > 0
 
     def interrupt(self) -> None:
         """End a blocked call from another thread: its reader gets ReplyUnknown."""
@@ -305,8 +317,10 @@ class Link:
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
         self._owed = replies
+        is_large = sum(map(len, packed)) > _PIECE
         try:
-            connection.send_packed_command(packed, check_health=False)
+            connection.send_packed_command(_pieces(packed) if is_large else packed, check_health=False)
+            self._unsent = _unsent(self.socket) if is_large else 0
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
@@ -319,23 +333,46 @@ class Link:
 
     def _receive(self, block_s: float, is_glance: bool = False) -> Any:
         wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}
-        try:
-            # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are still under way.
-            reply = self._connection.read_response(disconnect_on_error=False, **wait)
-            self._owed -= 1
-            return reply
-        except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
-            self._owed -= 1
-            trouble = named(refused)
-            if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
-                self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
-                self._misled()
-            raise troubles.count(trouble) from None
-        except (redis.RedisError, OSError) as failed:
-            if is_glance and isinstance(failed, redis.TimeoutError):
-                return NOT_YET  # what has come of it is kept
-            self._moved_on()
-            raise troubles.count(ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")) from failed
+        while True:
+            try:
+                # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are still under way.
+                reply = self._connection.read_response(disconnect_on_error=False, **wait)
+                self._owed -= 1
+                return reply
+            except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
+                self._owed -= 1
+                trouble = named(refused)
+                if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
+                    self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
+                    self._misled()
+                raise troubles.count(trouble) from None
+            except (redis.RedisError, OSError) as failed:
+                if isinstance(failed, redis.TimeoutError):  # what has come of it is kept
+                    if is_glance:
+                        return NOT_YET
+                    if self._still_leaves():
+                        continue
+                self._moved_on()
+                raise troubles.count(ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")) from failed
+
+    def _still_leaves(self) -> bool:
+        """Whether more of a large command has arrived since this was asked last: the system takes megabytes that the network has not taken yet."""
+        before = self._unsent
+        if before:
+            self._unsent = _unsent(self.socket)
+        return self._unsent < before
+
+
+def _pieces(packed: Iterable[bytes]) -> Iterator[memoryview]:
+    for part in packed:
+        view = memoryview(part)
+        for at in range(0, len(view), _PIECE):
+            yield view[at : at + _PIECE]
+
+
+def _unsent(sock: socket.socket) -> int:
+    """Bytes that were sent and have not arrived, as far as the system knows."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def check_reachable(url: str) -> None:

@@ -2,7 +2,7 @@
 
 The contract, tested by abuse in tests/unit/test_service.py:
 
-* ``start`` begins the thread; twice is an error, after ``stop`` it does nothing.
+* ``start`` begins the thread; twice is an error, after ``stop`` it does nothing. StartRefused where the system has none to give.
 * ``stop`` asks for the end and returns at once; before ``start``, twice, or from the thread itself is fine. What ``run_once``
   may be waiting in is ended through ``interrupt``.
 * ``join(timeout_s)`` says whether the thread has ended.
@@ -19,7 +19,7 @@ from typing import Protocol
 
 from common.backoff import backoff_s
 from common.clock import now_s
-from common.errors import RedisTrouble, SqlTrouble
+from common.errors import RedisTrouble, SqlTrouble, StartRefused
 from common.log import event
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,10 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 #: The same trouble is logged again only after this long, so that an outage of an hour is not a log of a million lines.
 _REPEAT_LOG_S = 10.0
+_NO_THREAD = (
+    "The system limits threads (ulimit -u, TasksMax= of a systemd unit, --pids-limit of a container) or their memory (ulimit -v): allow more; a "
+    "consumer has one for each of USHER_CONCURRENCY, and some ten others"
+)
 
 
 class Wake(Protocol):
@@ -78,8 +82,12 @@ class Service:
         if self._stop.is_set():
             return
         self._last_turn_s = now_s()
-        self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as refused:  # all that Python says is that it cannot
+            raise StartRefused(f"no thread for {self.name}: {refused}. {_NO_THREAD}") from refused
+        self._thread = thread
 
     def stop(self) -> None:
         self._stop.set()

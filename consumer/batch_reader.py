@@ -2,17 +2,23 @@
 
 The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked again and no
 wake-up can be missed. The bodies come from the own pending list, exactly those that the records name; but for those that the record brings.
+
+Nobody knows how large they are, or how fast the network is. So they are fetched page by page, in id order, and a page gets as large as comes in
+short time. What has come is run, whatever becomes of the next page: else a batch of which each trial is cut off would never get here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
 from common.attempts import NEVER, Attempts, decode
+from common.clock import now_s
+from common.errors import GroupMissing, ReplyUnknown
 from common.keys import Keys
 from common.log import event
-from common.redis_client import Link
+from common.redis_client import Arg, Link
 from common.service import Service
 from common.stream_id import ZERO, after, from_rank, rank
 from common.streams import (
@@ -28,7 +34,7 @@ from common.streams import (
 )
 from consumer.context import Message, OwnLease
 from consumer.lane_keeper import LaneKeeper
-from consumer.policy.reads import plan_reads
+from consumer.policy.reads import FIRST_PAGE, next_page, plan_reads
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +57,18 @@ def _named(hand_overs: Iterable[HandOver]) -> dict[bytes, HandOver]:
     return {entry_id: part for part in hand_overs for entry_id in part.ids}
 
 
+class _Begun(NamedTuple):
+    """Records that are being read: how many the inbox had, the fences that were closed before, what names each id, the ids whose bodies are still to
+    be fetched, in order, and what the records brought."""
+
+    records: list[InboxRecord]
+    found: int
+    closed: list[tuple[bytes, int]]
+    named: dict[bytes, HandOver]
+    left: list[bytes]
+    brought: dict[bytes, list[bytes]]
+
+
 class BatchReader(Service):
     """Fills the lanes."""
 
@@ -70,6 +88,8 @@ class BatchReader(Service):
         self._highest = -1  # rank of the highest id ever read
         self._untrimmed = 0  # records that were read
         self._held_up: tuple[bytes, bytes] | None = None  # the next record, which must wait for an acknowledgement, and the ticket of that
+        self._begun: _Begun | None = None  # what is not in the lanes as a whole
+        self._page = FIRST_PAGE  # most messages fetched by one call
         self._waiting: list[HandOver] = []  # in a drain: hand-overs that must wait so
         self.messages = 0
         self.message_type = Message
@@ -78,6 +98,11 @@ class BatchReader(Service):
     def held_up(self) -> bool:
         """Whether the next record must wait for an acknowledgement."""
         return self._held_up is not None
+
+    @property
+    def last_turn_s(self) -> float | None:
+        """Who waits for Redis is not stalled, however long a reply takes to come: if nothing comes any more, the link ends it soon."""
+        return now_s() if self._link.is_waiting else super().last_turn_s
 
     @property
     def trouble(self) -> str | None:
@@ -93,35 +118,58 @@ class BatchReader(Service):
     def read(self, block_ms: int | None) -> int:
         """Read what the inbox has above the last record seen; returns the number of messages that were new.
 
-        What fails is read again from the same record: ``_last_record`` moves only when the lanes are filled.
+        What fails is read again from the same record, or goes on where it was: ``_last_record`` moves only when the lanes are filled.
         """
-        closed = self._keeper.closed_fences()  # before the inbox is read
-        records = self._records(block_ms)
+        if self._begun is None:
+            closed = self._keeper.closed_fences()  # before the inbox is read
+            records = self._records(block_ms)
+            if not records:
+                self._held_up = None
+                self._keeper.forget_closed(closed)
+                self._trim()
+                return 0
+            self._begin(records, closed)
+        return self._go_on()
+
+    def _begin(self, records: list[InboxRecord], closed: list[tuple[bytes, int]]) -> None:
         found = len(records)
-        if not records:
-            self._held_up = None
-            self._keeper.forget_closed(closed)
-            self._trim()
-            return 0
         named = _named(_parts(records))
         wanted = self._keeper.unknown(named)
         if len(wanted) < len(named):
             records = self._that_may_be_read(records)
             if not records:
-                return 0
+                return
             named = _named(_parts(records))
             wanted = self._keeper.unknown(named)
         self._held_up = None
-        added = self._fill_lanes(named, wanted, self._brought(records, wanted))
+        self._begun = _Begun(records, found, closed, named, sorted(wanted, key=rank), self._brought(records, wanted))
+
+    def _go_on(self) -> int:
+        """Bring what was begun to its end; what fails of it is left for the next time."""
+        begun = self._begun
+        if begun is None:
+            return 0
+        added = 0
+        while begun.left:
+            page = begun.left[: self._page]
+            brought = {entry_id: begun.brought[entry_id] for entry_id in page if entry_id in begun.brought}
+            try:
+                added += self._fill_lanes(begun.named, page, brought)
+            except GroupMissing:
+                self._begun = None  # what comes may be handed over anew, and only the inbox tells under which fence
+                raise
+            del begun.left[: len(page)]
+        self._begun, records = None, begun.records
         self._last_record = records[-1].id
-        if found == len(records) < _MOST_RECORDS:
-            self._keeper.forget_closed(closed)
+        if begun.found == len(records) < _MOST_RECORDS:
+            self._keeper.forget_closed(begun.closed)
         self._untrimmed += len(records)
         return added
 
     def read_rest(self) -> bool:
         """For a drain, in which nothing is started any more: read the inbox to its end. A message that is named anew and about to end here does
         not hold up the rest; only its ticket waits, for the next call. Returns whether nothing waits."""
+        self._go_on()
         while True:
             records = self._records(None)
             parts = [*self._waiting, *_parts(records)]
@@ -215,7 +263,7 @@ class BatchReader(Service):
         if self._untrimmed:
             commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
         bodies: dict[bytes, list[bytes] | None] = {}
-        *read_replies, any_charged = self._link.pipeline(commands)[: len(reads) + 1]
+        *read_replies, any_charged = self._timed(commands, len(wanted))[: len(reads) + 1]
         for reply in (*read_replies, any_charged):
             if isinstance(reply, Exception):
                 raise reply
@@ -223,6 +271,17 @@ class BatchReader(Service):
             bodies.update(parse_bodies(reply))
         self._untrimmed = 0
         return bodies, self._attempts(wanted) if any_charged and wanted else {}
+
+    def _timed(self, commands: list[tuple[Arg, ...]], wanted: int) -> list[Any]:
+        """The replies; how long they took says how large the next page may be."""
+        began_s = now_s()
+        try:
+            replies = self._link.pipeline(commands)
+        except ReplyUnknown:
+            self._page = next_page(self._page, wanted, None)
+            raise
+        self._page = next_page(self._page, wanted, now_s() - began_s)
+        return replies
 
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
         charged = self._link.call("HMGET", self._keys.attempts, *wanted)

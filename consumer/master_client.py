@@ -14,7 +14,8 @@ import urllib3
 from common.clock import now_s
 from common.errors import RedisTrouble
 
-_TIMEOUT = urllib3.Timeout(connect=1.0, read=5.0)
+_CONNECT_S, _READ_S = 1.0, 5.0
+_TIMEOUT = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
 
 
 class MasterUnavailable(RedisTrouble):
@@ -45,6 +46,11 @@ class MasterClient:
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
+
+    @property
+    def longest_s(self) -> float:
+        """How long ``post`` may take when nobody answers."""
+        return (len(self._urls) + 1) * (_CONNECT_S + _READ_S)
 
     def prefer(self, url: str) -> bool:
         """Ask the master at ``url`` first from now on; False when it is not one of ours."""

@@ -53,6 +53,7 @@ class Reporter(Service):
 
     def __init__(self, masters: MasterClient, incarnation: str, spare: int, ticket_window: int, keeps_up: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
+        self.stalls_after_s += masters.longest_s  # masters that do not answer are no reason to call this consumer unwell, and to revoke its lease
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()

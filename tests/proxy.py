@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from redis.connection import parse_url
 
 _CHUNK = 65_536
+_NARROW_CHUNK = 8192
 
 
 class Proxy:
@@ -20,12 +22,17 @@ class Proxy:
     instead. Whole, because Redis 6.2 writes one nested reply in up to four pieces, and who reads fast gets them one by one.
     """
 
-    def __init__(self, upstream_url: str, on_reply: Callable[[bytes], bytes | None] = lambda chunk: chunk) -> None:
+    def __init__(self, upstream_url: str, on_reply: Callable[[bytes], bytes | None] = lambda chunk: chunk, bytes_per_s: float = 0.0) -> None:
+        """``bytes_per_s``: how fast requests go through; 0: at once. It may be changed; None: not at all."""
         self._upstream = parse_url(upstream_url)
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.bytes_per_s: float | None = bytes_per_s
+        if bytes_per_s:  # else the system takes megabytes on the way
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NARROW_CHUNK)
         self.on_reply = on_reply
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
         secret = self._upstream.get("password")
         self.url = f"redis://{f':{secret}@' if secret else ''}127.0.0.1:{self._listener.getsockname()[1]}/0"
 
@@ -34,6 +41,7 @@ class Proxy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -68,8 +76,15 @@ class Proxy:
                 client.close()
                 continue
             self._sockets += [client, server]
-            self._run(self._forward, client, server, _chunks(client), lambda chunk: chunk)
+            self._run(self._forward, client, server, _chunks(client), self._narrow)
             self._run(self._forward, server, client, _whole_replies(server), lambda chunk: self.on_reply(chunk))
+
+    def _narrow(self, chunk: bytes) -> bytes | None:
+        if self.bytes_per_s is None:
+            return None if self._closed.wait(60) else chunk
+        if self.bytes_per_s:
+            time.sleep(len(chunk) / self.bytes_per_s)
+        return chunk
 
     def _connect(self) -> socket.socket:
         if "path" in self._upstream:

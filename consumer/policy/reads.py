@@ -13,6 +13,10 @@ from common.stream_id import from_rank, rank
 
 #: More separate runs than this are read as one: a round trip of many commands costs more than bodies read twice.
 _MOST_RUNS = 16
+#: Messages that are fetched at first, and at most, by one call.
+FIRST_PAGE, _MOST_PAGE = 16, 1000
+#: A page that came faster may be followed by a larger one; one that took longer is followed by a smaller one.
+_FAST_S, _SLOW_S = 0.2, 1.0
 
 
 class OwnRead(NamedTuple):
@@ -20,6 +24,19 @@ class OwnRead(NamedTuple):
 
     after: bytes
     most: int
+
+
+def next_page(page: int, fetched: int, took_s: float | None) -> int:
+    """Most messages of the next fetch, after one of up to ``page`` that brought ``fetched``. ``took_s`` None: it was cut off.
+
+    >>> next_page(16, 16, 0.01), next_page(16, 3, 0.01), next_page(16, 16, 5.0), next_page(16, 16, None), next_page(1, 1, None)
+    (32, 16, 8, 4, 1)
+    """
+    if took_s is None:
+        return max(1, min(page, fetched) // 4)
+    if took_s > _SLOW_S:
+        return max(1, min(page, fetched) // 2)
+    return min(_MOST_PAGE, 2 * page) if took_s < _FAST_S and fetched >= page else page
 
 
 def plan_reads(wanted: Sequence[bytes], held: Callable[[], Collection[bytes]], highest_held: int) -> list[OwnRead]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -137,3 +139,23 @@ def test_there_is_room_for_so_many(sockets: LiveSockets) -> None:
     small.start()
     small.stop()
     assert small.join(PATIENCE_S)
+
+
+_FEW_FILES = """
+import logging, resource
+from common.live_sockets import LiveSockets
+
+logging.basicConfig()
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 600))
+sockets = LiveSockets(500)
+sockets.start()
+sockets.stop()
+assert sockets.join(5)
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_where_fewer_files_may_be_open_than_followers_need_it_is_said() -> None:
+    said = subprocess.run([sys.executable, "-c", _FEW_FILES], capture_output=True, text=True, timeout=30)
+    assert said.stdout.strip() == "(600, 600)", said.stderr
+    assert "few_open_files" in said.stderr

@@ -99,7 +99,11 @@ def test_an_entry_that_comes_late_runs_before_the_higher_ones_of_its_ticket(stag
 @rule(
     mutant(
         "what was asked for counts as seen",
-        CodeEdit("consumer.batch_reader:BatchReader.read", "added = self._fill", "self._last_record = records[-1][0]; added = self._fill"),
+        CodeEdit(
+            "consumer.batch_reader:BatchReader._go_on",
+            "page = begun.left",
+            "self._begun, self._last_record = None, begun.records[-1].id; page = begun.left",
+        ),
     )
 )
 def test_a_lost_reply_of_the_inbox_or_of_the_bodies_is_asked_for_again(stage: Stage) -> None:

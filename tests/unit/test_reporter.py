@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from consumer import reporter as reporter_module
-from consumer.master_client import Answer
+from consumer.master_client import Answer, MasterClient
 from consumer.reporter import MOST_IDS, Reporter
 from tests.clock import Clock, clock_of
 
@@ -21,6 +21,7 @@ class Leader:
         self.reports: list[list[str]] = []
         self.wait_s = 0.0  # not 0: it refuses, because it was asked too often
         self.status = 200
+        self.longest_s = 1.0
 
     def close(self) -> None:
         """Nothing is open."""
@@ -51,6 +52,13 @@ def begun(spare: int, window: int = 128, keeps_up: Callable[[], bool] = lambda: 
     assert reporter.run_once() == 0.0
     assert leader.reports == [["1-0"]], "the first one goes at once"
     return reporter, leader
+
+
+def test_masters_that_never_answer_do_not_make_the_consumer_unwell() -> None:
+    """Masters revoke the lease of one that says so for ten seconds, as it did with three of them."""
+    masters = MasterClient([f"http://m{number}:8700" for number in range(5)], "")
+    assert masters.longest_s == 6 * (1 + 5)
+    assert Reporter(masters, "c:1", 100, 128).stalls_after_s > masters.longest_s + 5
 
 
 def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import logging
 import pkgutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -242,3 +244,26 @@ def test_join_says_that_a_thread_which_cannot_be_interrupted_still_runs() -> Non
         service.stop()
         released.set()
     assert service.join(PATIENCE_S)
+
+
+_WITHOUT_THREADS = """
+import resource, threading
+from common.errors import StartRefused
+from common.service import Service
+
+threading.stack_size(256 * 1024 * 1024)
+resource.setrlimit(resource.RLIMIT_AS, (128 * 1024 * 1024, resource.RLIM_INFINITY))
+service = Service()
+try:
+    service.start()
+except StartRefused as refused:
+    print(refused)
+assert service.join(0) and not service.alive
+"""
+
+
+def test_where_the_system_gives_no_thread_it_is_said_what_limits_them() -> None:
+    said = subprocess.run([sys.executable, "-c", _WITHOUT_THREADS], capture_output=True, text=True, timeout=30)
+    assert said.returncode == 0, said.stderr
+    for word in ("no thread for service: can't start new thread", "ulimit -u", "TasksMax=", "USHER_CONCURRENCY"):
+        assert word in said.stdout

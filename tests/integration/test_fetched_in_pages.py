@@ -1,0 +1,152 @@
+"""Over a slow or broken network a consumer fetches bodies page by page, and keeps what has come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from common.clock import now_s
+from common.errors import ReplyUnknown
+from common.health import judge
+from common.redis_client import Link
+from consumer.batch_reader import BatchReader
+from consumer.policy.reads import FIRST_PAGE
+from tests.integration.actors import ConsumerActor, Stage, Trouble
+from tests.integration.factories import plan
+from tests.proxy import Proxy
+
+T = b"T"
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
+
+
+def _handed_over(stage: Stage, count: int) -> tuple[ConsumerActor, list[bytes]]:
+    """A consumer to which so many messages were handed over that come without their bodies."""
+    leader, consumer = stage.world.elect(), stage.consumer("a")
+    ids = stage.world.send(T, *(b"%d-1" % number for number in range(1, count + 1)))
+    news = leader.peek(1000)
+    leader.hand_over(plan(consumer.incarnation, {T: ids}, {T: stage.world.head(T)}), news)
+    return consumer, ids
+
+
+def _lose_reply(consumer: ConsumerActor, number: int) -> None:
+    """Of the pipelines that the reader sends, the reply to that one is lost."""
+    sent, pipeline = 0, consumer.read_link.pipeline
+
+    def lossy(commands):  # type: ignore[no-untyped-def]
+        nonlocal sent
+        sent += 1
+        if sent == number:
+            consumer.read_link.troubles["PIPELINE"] = Trouble.REPLY_LOST
+        return pipeline(commands)
+
+    consumer.read_link.pipeline = lossy  # type: ignore[method-assign]
+
+
+def test_what_has_come_is_run_although_the_rest_was_cut_off_and_only_the_rest_is_fetched_again(stage: Stage) -> None:
+    consumer, ids = _handed_over(stage, 3 * FIRST_PAGE)
+    _lose_reply(consumer, 2)
+    with pytest.raises(ReplyUnknown):
+        consumer.read()
+    assert consumer.keeper.held_ids() == set(ids[:FIRST_PAGE])
+    run = consumer.start()
+    assert run is not None
+    assert consumer.read() == 2 * FIRST_PAGE, "also while a message of the same record runs, or is done"
+    run.succeed()
+    consumer.work()
+    stage.check_done(T, ids)
+    assert stage.history.ids(T) == ids
+    assert consumer.read() == 0
+
+
+def test_what_has_come_may_be_done_before_the_rest_comes(stage: Stage) -> None:
+    consumer, ids = _handed_over(stage, 2 * FIRST_PAGE)
+    _lose_reply(consumer, 2)
+    with pytest.raises(ReplyUnknown):
+        consumer.read()
+    for _ in range(FIRST_PAGE):
+        run = consumer.start()
+        assert run is not None
+        run.succeed()
+        consumer.flush()
+    assert consumer.read() == FIRST_PAGE
+    consumer.work()
+    stage.check_done(T, ids)
+
+
+def test_a_drain_reads_the_rest_of_what_was_begun(stage: Stage) -> None:
+    consumer, ids = _handed_over(stage, 2 * FIRST_PAGE)
+    _lose_reply(consumer, 2)
+    with pytest.raises(ReplyUnknown):
+        consumer.read()
+    run = consumer.start()
+    assert run is not None
+    run.succeed()
+    consumer.keeper.pause()
+    assert consumer.reader.read_rest()
+    assert consumer.keeper.held_ids() == set(ids)
+    consumer.flush()
+    assert consumer.drain.run(1.0, lambda: None).clean
+
+
+def test_a_batch_that_is_cut_off_again_and_again_gets_smaller_until_it_comes(stage: Stage) -> None:
+    """As over a network on which more than one message does not come through before it breaks."""
+    consumer, ids = _handed_over(stage, 10)
+    asked: list[int] = []
+    pipeline = consumer.read_link.pipeline
+
+    def narrow(commands):  # type: ignore[no-untyped-def]
+        counts = [int(command[command.index("COUNT") + 1]) for command in commands if "COUNT" in command]
+        asked.append(sum(counts))
+        if sum(counts) > 1:
+            consumer.read_link.troubles["PIPELINE"] = Trouble.REPLY_LOST
+        return pipeline(commands)
+
+    consumer.read_link.pipeline = narrow  # type: ignore[method-assign]
+    for _ in range(20):
+        try:
+            consumer.read()
+        except ReplyUnknown:
+            continue
+        if consumer.keeper.held_ids() == set(ids):
+            break
+    assert consumer.keeper.held_ids() == set(ids), asked
+    consumer.work()
+    stage.check_done(T, ids)
+
+
+def test_a_reader_to_which_a_reply_is_on_its_way_is_not_stalled(stage: Stage) -> None:
+    """The lease is renewed only while the reader makes progress, and masters revoke that of a consumer that says that it is not well."""
+    consumer, ids = _handed_over(stage, 3)
+    gate = threading.Event()
+
+    def slow(reply: bytes) -> bytes:
+        if b"body of" in reply:
+            gate.wait(20)
+        return reply
+
+    with Proxy(stage.url, slow) as proxy:
+        link = Link(proxy.url, "test:slow", timeout_s=20.0)
+        reader = BatchReader(link, stage.world.keys, consumer.incarnation, consumer.keeper, consumer.lease)
+        reader.stalls_after_s = 0.2
+        reader.start()
+        time.sleep(1.0)
+        assert not consumer.keeper.held_ids()
+        health = judge([reader], now_s())
+        gate.set()
+        until_s = now_s() + 10
+        while not consumer.keeper.held_ids() and now_s() < until_s:
+            time.sleep(0.01)
+        reader.stop()
+        assert reader.join(5)
+    assert health.ok, health.reasons
+    consumer.read()
+    consumer.work()
+    stage.check_done(T, ids)
