@@ -7,19 +7,17 @@ A ``Link`` is one connection that one thread uses. redis-py's own client is not 
 from __future__ import annotations
 
 import enum
-import fcntl
 import os
 import socket
-import sys
-import termios
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
 
 from common.endpoints import check, has_moved, is_fixed, make_connection, misled
 from common.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
+from common.large_commands import PIECE, pieces, unsent
 from common.log import redacted
 from common.way_out import unreachable
 
@@ -40,8 +38,6 @@ _FULL = "max number of clients"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 #: How long ``answer`` waits for the rest of a reply: TLS may have something to say of its own that makes a socket readable.
 _GLANCE_S = 0.01
-#: Bytes that are sent at a time: each of these pieces has the time that a reply has.
-_PIECE = 65_536
 
 
 class _NotYet(enum.Enum):
@@ -317,10 +313,10 @@ class Link:
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
         self._owed = replies
-        is_large = sum(map(len, packed)) > _PIECE
+        is_large = sum(map(len, packed)) > PIECE
         try:
-            connection.send_packed_command(_pieces(packed) if is_large else packed, check_health=False)
-            self._unsent = _unsent(self.socket) if is_large else 0
+            connection.send_packed_command(pieces(packed) if is_large else packed, check_health=False)
+            self._unsent = unsent(self.socket) if is_large else 0
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
@@ -359,20 +355,8 @@ class Link:
         """Whether more of a large command has arrived since this was asked last: the system takes megabytes that the network has not taken yet."""
         before = self._unsent
         if before:
-            self._unsent = _unsent(self.socket)
+            self._unsent = unsent(self.socket)
         return self._unsent < before
-
-
-def _pieces(packed: Iterable[bytes]) -> Iterator[memoryview]:
-    for part in packed:
-        view = memoryview(part)
-        for at in range(0, len(view), _PIECE):
-            yield view[at : at + _PIECE]
-
-
-def _unsent(sock: socket.socket) -> int:
-    """Bytes that were sent and have not arrived, as far as the system knows."""
-    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def check_reachable(url: str) -> None:
