@@ -227,7 +227,7 @@ def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port:
         seed.send_command("CLUSTER", "SLOTS")
         for first, last, owner, *_ in seed.read_response():
             if first <= slot <= last:
-                return (bytes(owner[0]).decode() or host), int(owner[1])
+                return (bytes(owner[0] or b"").decode() or host), int(owner[1])  # without a name (nil): there where it was asked
         raise redis.ConnectionError(f"no node of the cluster has slot {slot}")
     finally:
         seed.disconnect()
