@@ -97,6 +97,39 @@ def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ev
         other.close()
 
 
+def test_a_sentinel_that_names_a_master_of_before_a_failover_is_not_asked_back(calm: UnderSentinel, tmp_path: Path) -> None:
+    """Trouble of a moment sent all links of a process to the deposed master that a cut off sentinel names, and it takes all that will be lost."""
+    with UnderSentinel(tmp_path) as later:
+        later.fail_over()
+        until(lambda: later.first.role() == "slave", "the former master is demoted", within_s=30)
+        hosts = (later.sentinels[0].address, calm.sentinels[0].address, later.sentinels[1].address)
+        link = Link(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", "test")
+        assert link.call("SET", "k", "1") == b"OK"
+        later.second.ask("CONFIG", "SET", "min-replicas-to-write", 2)
+        with pytest.raises(NotNow):
+            link.call("SET", "k", "2")
+        later.second.ask("CONFIG", "SET", "min-replicas-to-write", 0)
+        assert link.call("SET", "k", "3") == b"OK"
+        assert later.second.ask("GET", "k") == b"3"
+        link.close()
+        later.close()
+        assert keep_trying(link, "GET", "k2") is None, "if nobody else is there it is believed: sentinels may have been set up anew"
+        link.close()
+
+
+def test_the_address_of_a_former_master_at_which_another_server_is_by_now_is_not_believed_for_ever(calm: UnderSentinel, tmp_path: Path) -> None:
+    """It refuses our password, at every try."""
+    with UnderSentinel(tmp_path) as cut_off:
+        url = calm.url.replace("@", f"@{cut_off.sentinels[0].address},")
+        cut_off.first.link.call("CONFIG", "SET", "requirepass", "of-another")
+        link = Link(url, "test")
+        with pytest.raises(NotNow) as refused:
+            link.call("PING")
+        assert refused.value.kind == "AUTH"
+        assert link.call("PING") == b"PONG"
+        link.close()
+
+
 def test_without_any_sentinel_it_is_not_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{silent.getsockname()[1]}"
