@@ -18,7 +18,7 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
 import redis
@@ -34,9 +34,21 @@ SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
 #: Longest wait for one sentinel, or one node, to say where the server is: one that is gone must not use up the time of a lease.
 _ASK_TIMEOUT_S = 1.0
 _SENTINEL_PASSWORD = "sentinel_password"
-#: By URL: which of its hosts is asked first, and the address that was told last. One that is silent costs its time once, not at every connect.
-_last_told: dict[str, tuple[int, tuple[str, int] | None]] = {}
 _OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
+
+
+class _Told(NamedTuple):
+    """What was told last: by which of the hosts, which is the one that is asked first; where the server is, None when it was not there; and which
+    failover made it the master, as Sentinel counts them."""
+
+    at: int = 0
+    place: tuple[str, int] | None = None
+    epoch: int = 0
+
+
+#: By URL. One that is silent costs its time once, not at every connect. In a cluster each stream has a URL of its own; to forget costs little.
+_last_told: dict[str, _Told] = {}
+_MOST_URLS = 10_000
 
 
 def mode(url: str) -> str:
@@ -118,31 +130,44 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
 def misled(url: str, connection: Any) -> None:
     """Where ``connection`` leads the server is not: who has told it may be cut off from the others and never know better, so from now on another
     one is asked first, by all links of this process. Several of them may come with the same news."""
-    at, told = _last_told.get(url, (0, None))
-    if told is not None and told == (connection.host, connection.port):
-        _last_told[url] = (at + 1, None)
+    told = _last_told.get(url)
+    if told is not None and told.place == (connection.host, connection.port):
+        _last_told[url] = told._replace(at=told.at + 1, place=None)
 
 
 def has_moved(url: str, connection: Any) -> bool:
     """Whether another link of this process was told another address since."""
-    told = _last_told.get(url, (0, None))[1]
-    return told is not None and told != (connection.host, connection.port)
+    told = _last_told.get(url)
+    return told is not None and told.place is not None and told.place != (connection.host, connection.port)
 
 
-def _told(url: str, parts: Any, ask: Callable[[str, int], tuple[str, int]]) -> tuple[str, int]:
-    """The first answer of the hosts in the URL. Raises what the last one raised."""
-    hosts, (first, _) = _hosts(parts), _last_told.get(url, (0, None))
+def _told(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tuple[str, int]:
+    """The first answer of the hosts in the URL that is not of a failover before the last one that we know of: who is cut off tells such, and the
+    former master may take all that is sent to it. If all are (somebody has set the sentinels up anew), the first. Raises what the last one raised."""
+    hosts, first = _hosts(parts), _last_told.get(url, _Told()).at
     trouble: redis.RedisError | None = None
+    former: _Told | None = None
     for at in range(first, first + len(hosts)):
         try:
-            told = ask(*hosts[at % len(hosts)])
+            told = ask(*hosts[at % len(hosts)])._replace(at=at)
         except redis.RedisError as failed:
             trouble = failed
-        else:
-            _last_told[url] = (at, told)
-            return told
+            continue
+        if told.epoch >= _last_told.get(url, _Told()).epoch:
+            return _noted(url, told)
+        former = former or told
+    if former is not None:
+        return _noted(url, former)
     assert trouble is not None  # a URL has one host at least
     raise trouble
+
+
+def _noted(url: str, told: _Told) -> tuple[str, int]:
+    if len(_last_told) >= _MOST_URLS and url not in _last_told:
+        _last_told.clear()
+    _last_told[url] = told
+    assert told.place is not None
+    return told.place
 
 
 def _made(kind: Any, make: Callable[[], Any]) -> Any:
@@ -194,7 +219,7 @@ def _service(parts: Any) -> tuple[str, int]:
     return service, int(database or 0)
 
 
-def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, host: str, port: int) -> tuple[str, int]:
+def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, host: str, port: int) -> _Told:
     """The address of the master, as this sentinel says."""
     service, _ = _service(parts)
     wait_s = min(timeout_s, _ASK_TIMEOUT_S)
@@ -208,7 +233,7 @@ def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, h
         masters: Any = client.sentinel_masters()
         state = masters.get(service)
         if state is not None and state["is_master"] and not state["is_sdown"] and not state["is_odown"]:
-            return state["ip"], state["port"]
+            return _Told(place=(state["ip"], int(state["port"])), epoch=int(state.get("config-epoch", 0)))
         trouble = "it is unknown there" if state is None else "it is down"
     except redis.RedisError as failed:
         trouble = failed
@@ -218,7 +243,7 @@ def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, h
     raise redis.ConnectionError(f"no sentinel names the master of {service!r}: {trouble}")
 
 
-def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port: int) -> tuple[str, int]:
+def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port: int) -> _Told:
     """The address of the node that has the stream's slot, as this node says."""
     slot = key_slot(unquote(parts.fragment).encode())
     wait_s = min(options["socket_timeout"], _ASK_TIMEOUT_S)
@@ -227,7 +252,8 @@ def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port:
         seed.send_command("CLUSTER", "SLOTS")
         for first, last, owner, *_ in seed.read_response():
             if first <= slot <= last:
-                return (bytes(owner[0]).decode() or host), int(owner[1])
+                # Without a name: there where it was asked (nil: cluster-preferred-endpoint-type unknown-endpoint).
+                return _Told(place=(bytes(owner[0] or b"").decode() or host, int(owner[1])))
         raise redis.ConnectionError(f"no node of the cluster has slot {slot}")
     finally:
         seed.disconnect()

@@ -264,8 +264,10 @@ class Link:
             self.connections += 1
             return self._connection
         except redis.AuthenticationError as refused:
+            self._misled()  # the address of a former master may be that of another server by now
             raise troubles.count(NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {refused}")) from refused
         except redis.ResponseError as refused:
+            self._misled()
             self._moved_on()
             trouble = named(refused)
             kind = "CONNECT" if _FULL in str(refused) else REFUSED

@@ -110,6 +110,10 @@ class Service:
         """Called by a long turn on its own thread: it is not stalled."""
         self._last_turn_s = now_s()
 
+    def works_again(self) -> None:
+        """Called by a long turn on its own thread: what went wrong in the last one is over. Should this turn fail too, the pause grows."""
+        self._trouble = None
+
     @property
     def stopping(self) -> bool:
         return self._stop.is_set()

@@ -61,7 +61,8 @@ class DelayedMessages(Service):
             look = steps.due_delayed(_AT_ONCE)
             if look.due:
                 self._send(steps, look.due)
-            elif self.trouble is None:  # else this turn ends now: what went wrong in the last one is told until then, and a wait is long
+            else:
+                self.works_again()  # else the trouble of the last turn is told until this one ends, and a wait is long
                 self._await(look, epoch)
         except Fenced:
             self._lead.lost(epoch)

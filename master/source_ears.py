@@ -51,6 +51,8 @@ class PushEar:
         self._asked = False
 
     def listen(self) -> list[bytes] | None:
+        if self._link.has_moved:  # a former master is silent, and answers PING
+            self._link.disconnect()
         if not self._link.connected:
             self._connect()
             return None

@@ -72,8 +72,9 @@ def _free_port() -> int:
 class Server:
     """One redis-server process (or a sentinel) with a configuration of its own."""
 
-    def __init__(self, folder: Path, name: str, *settings: str, sentinel: bool = False) -> None:
+    def __init__(self, folder: Path, name: str, *settings: str, sentinel: bool = False, binary: Path | None = None) -> None:
         self.port = _free_port()
+        self._binary = binary or find_redis_server()
         self._folder = folder / name
         self._folder.mkdir()
         self._sentinel = sentinel
@@ -93,7 +94,7 @@ class Server:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = [str(find_redis_server()), str(self._folder / "conf"), *(["--sentinel"] if self._sentinel else [])]
+        command = [str(self._binary), str(self._folder / "conf"), *(["--sentinel"] if self._sentinel else [])]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )

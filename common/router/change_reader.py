@@ -83,6 +83,8 @@ class ChangeReader(Service):
         if self._bell is None:
             self._open()
             return 0.0  # who asked for the end meanwhile had no bell to ring
+        if self._link.has_moved:
+            self._forget()
         if not self._link.connected:
             self._connect()
         try:
@@ -93,6 +95,7 @@ class ChangeReader(Service):
             raise
         except NotNow as refused:
             if refused.kind in ELSEWHERE:
+                self._link.misled()
                 self._forget()  # the next connection goes where the server is now
             raise
         if self._refused:

@@ -12,7 +12,7 @@ from typing import Any
 import hiredis
 import redis
 
-from common.endpoints import make_connection
+from common.endpoints import has_moved, make_connection, misled
 from common.errors import NotNow, ReplyUnknown, UsherError
 from common.redis_client import Arg, CommandRefused, named
 from common.way_out import unreachable
@@ -58,16 +58,28 @@ class PushLink:
         sock: socket.socket = self._socket
         return sock
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether another link of this process was told another address since it connected; nobody else would say so on this one."""
+        return self.connected and has_moved(self._url, self._connection)
+
+    def misled(self) -> None:
+        """The server is not where this one leads: another one is asked at the next ``connect``. See endpoints.misled."""
+        if self._connection is not None:
+            misled(self._url, self._connection)
+
     def connect(self, prefixes: Sequence[bytes]) -> None:
         """Connect, and ask for changes of keys that begin with one of ``prefixes`` (none: of all keys).
 
         Raises NotNow when Redis cannot be reached, TrackingRefused when it cannot, or will not, tell.
         """
+        self._connection = None
         try:
             self._connection = make_connection(self._url, self._name, self._timeout_s)
             self._connection.connect()
             self._socket = self._connection._sock
         except (redis.RedisError, OSError) as failed:
+            self.misled()
             self.disconnect()
             raise NotNow("CONNECT", unreachable(self._url, failed)) from failed
         self._reader = _reader()

