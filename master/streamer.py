@@ -29,7 +29,7 @@ from common.log import event
 from common.outbox.rows import FIELDS, Row, encode
 from common.redis_client import SAME_MEMORY, CommandRefused, Link
 from common.scripts import ScriptRunner
-from common.service import Service
+from common.service import LONGEST_PAUSE_S, Service
 from master.elector import Lead
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Streamer(Service):
         except (RedisTrouble, SqlTrouble) as problem:
             self._trouble_s = self._trouble_s or now_s()
             if isinstance(problem, (RedisTrouble, SqlBusy)):
-                self.worked_s = now_s()
+                self.worked_s = now_s() + LONGEST_PAUSE_S  # a lease may be shorter than the pause behind this turn
             raise
         self.worked_s = now_s()
         if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:  # a standby's turns say nothing
