@@ -25,7 +25,8 @@ from common.log import event
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
+#: The longest pause behind a turn that failed.
+LONGEST_PAUSE_S = 2.0
 #: The same trouble is logged again only after this long, so that an outage of an hour is not a log of a million lines.
 _REPEAT_LOG_S = 10.0
 _NO_THREAD = (
@@ -165,4 +166,4 @@ class Service:
             self._logged = (self._trouble, time.monotonic())
             level = logging.WARNING if expected else logging.ERROR
             event(log, "turn_failed", level=level, service=self.name, problem=self._trouble, failures=self._failures, exc_info=not expected)
-        return backoff_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)
+        return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, rng)

@@ -29,7 +29,7 @@ from common.log import event
 from common.outbox.rows import FIELDS, Row, encode
 from common.redis_client import SAME_MEMORY, CommandRefused, Link
 from common.scripts import ScriptRunner
-from common.service import Service
+from common.service import LONGEST_PAUSE_S, Service
 from master.elector import Lead
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ _FIRST_LOOK_S = 0.005
 _DURABLE_MS = 500
 #: So long a stop may have to wait for it.
 _BELL_S = 0.5
+#: So long after a turn that failed the next one has ended, if others use the database: the pause, and the wait for a row. A lease may be shorter.
+_NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
 
 
 class Outbox(Protocol):
@@ -106,7 +108,7 @@ class Streamer(Service):
         except (RedisTrouble, SqlTrouble) as problem:
             self._trouble_s = self._trouble_s or now_s()
             if isinstance(problem, (RedisTrouble, SqlBusy)):
-                self.worked_s = now_s()
+                self.worked_s = now_s() + _NEXT_TRY_S
             raise
         self.worked_s = now_s()
         if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:  # a standby's turns say nothing

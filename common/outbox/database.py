@@ -22,6 +22,8 @@ except ModuleNotFoundError as missing:  # an extra
 
 #: How long a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0
+#: What SQLite says of it: whoever else opens the file is short of the same disk.
+_SQLITE_FULL = "disk is full"
 _NOT_ASYNC = "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., sqlite:///...)"
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
@@ -74,10 +76,10 @@ def check_transactional(connection: sa.Connection) -> None:
 
 
 @contextlib.contextmanager
-def sql_trouble(doing: str) -> Iterator[None]:
+def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Iterator[None]:
     """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not happen, or nobody knows,
     and trying again is right. So does the end of a statement that took too long (statement_timeout): here nobody counts attempts, and it is as
-    slow as the database is now. Others, of a statement that is wrong, stay what they are."""
+    slow as the database is now; it is told as ``canceled``. Others, of a statement that is wrong, stay what they are."""
     try:
         yield
     except sa.exc.SQLAlchemyError as problem:
@@ -86,8 +88,9 @@ def sql_trouble(doing: str) -> Iterator[None]:
         # Of a PendingRollbackError: what passes came before, and was swallowed.
         if found is None and not was_canceled and not isinstance(problem, sa.exc.PendingRollbackError):
             raise
-        is_busy = found is not None and found.why is not Why.AWAY
-        raise (SqlBusy if is_busy else SqlTrouble)(f"{doing}: {found.told if found else plain(problem)}") from problem
+        is_busy = found is not None and (found.why is not Why.AWAY or _SQLITE_FULL in found.told)
+        kind = SqlBusy if is_busy else canceled if was_canceled else SqlTrouble
+        raise kind(f"{doing}: {found.told if found else plain(problem)}") from problem
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:

@@ -22,7 +22,7 @@ INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:u
 -- fetched but its id and size. Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other
 -- tickets may still be missing below: they come later, which is why rows are removed by their own id and never by `id <= x`.
 -- SQLite finds one row after the other: who reads stops at :bytes.
-SELECT row_id, uid, ticket_id, action, object, data, size
+SELECT row_id, uid, ticket_id, action, object, data, size, 'off' AS read_only
 FROM (SELECT id AS row_id, length(CAST(uid AS BLOB)) + length(CAST(ticket_id AS BLOB)) + length(CAST(action AS BLOB))
                            + length(CAST(object AS BLOB)) + length(CAST(data AS BLOB)) AS size FROM staged_log_records)
 LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
@@ -30,8 +30,8 @@ ORDER BY row_id LIMIT :count;
 
 -- name: batch [postgresql]
 -- What is stored, perhaps compressed, is summed up first: measuring a value means to unpack it, and a thousand large ones take longer than
--- a lease.
-SELECT row_id, uid, ticket_id, action, object, data::text, size
+-- a lease. read_only: on a standby, or where default_transaction_read_only is set (a managed server's disk is nearly full).
+SELECT row_id, uid, ticket_id, action, object, data::text, size, current_setting('transaction_read_only') AS read_only
 FROM (SELECT id AS row_id, size, sum(size) OVER (ORDER BY id) - size AS before
       FROM (SELECT id, octet_length(uid) + octet_length(ticket_id) + octet_length(action) + octet_length(object) + octet_length(data::text) AS size
             FROM (SELECT *, sum(stored) OVER (ORDER BY id) - stored AS stored_before

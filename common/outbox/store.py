@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common.errors import SqlTrouble
+from common.errors import SqlBusy, SqlTrouble
 from common.log import event
 from common.outbox.database import check_schema, migrate, open_engine, sa, sql_trouble
 from common.outbox.rows import Row
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: What a batch may hold in bytes, and the row that goes beyond.
 BATCH_BYTES = 4 * 1024 * 1024
+#: How long the one write lock of SQLite is waited for: a lease shall not end meanwhile. As lock_timeout in queries.sql.
+_SQLITE_WAIT_MS = 500
 _CHANNEL = "usher_outbox"
 
 
@@ -33,6 +35,8 @@ class OutboxStore:
         self._setting = setting
         self._row_bytes = row_bytes
         self._is_postgres = self._engine.dialect.name == "postgresql"
+        # One statement over a connection of this one is a transaction; in SQLite, which is in this process, there is no need for it.
+        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
         self._asked: Any = None  # the driver's connection of the last batch or change
         self._socket: socket.socket | None = None  # its socket, as a descriptor of our own; guarded by self._lock
         self._lock = threading.Lock()
@@ -60,32 +64,36 @@ class OutboxStore:
     def batch(self, count: int) -> list[Row]:
         """The first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises SqlTrouble.
 
-        A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row.
+        A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row. Of a database that takes no writes
+        nothing is read: what could not be removed would be sent again and again.
         """
         values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
-        with sql_trouble("reading the outbox"), self._engine.connect() as connection:
-            if self._is_postgres:
-                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+        with sql_trouble("reading the outbox"), self._single.connect() as connection:
             self._ask(connection)
             rows: list[Row] = []
             size = 0
-            for row in connection.execute(self._queries["batch"], values):
-                rows.append(Row(*row))
+            for *columns, read_only in connection.execute(self._queries["batch"], values):
+                if read_only == "on":
+                    raise SqlTrouble("the database of the outbox takes no writes, so nothing is sent: it could not be removed")
+                rows.append(Row(*columns))
                 size += rows[-1].size
                 if size >= BATCH_BYTES:
                     break
             return rows
 
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
-        """Delete these rows, each by its id and uid; those that are gone already are no error. Raises SqlTrouble."""
+        """Delete these rows, each by its id and uid; those that are gone already are no error. Raises SqlTrouble.
+
+        In PostgreSQL without a COMMIT of its own: who is cut off before that would hold the rows until the server misses him, in two hours.
+        """
         if sent:
-            with sql_trouble("removing what was sent"), self._engine.begin() as connection:
+            with sql_trouble("removing what was sent", canceled=SqlBusy), self._single.begin() as connection:
                 self._ask(connection)
                 self._remove(connection, sent)
 
     def set_aside(self, refused: Sequence[tuple[int, str]]) -> None:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
-        with sql_trouble("setting rows aside"), self._engine.begin() as connection:
+        with sql_trouble("setting rows aside", canceled=SqlBusy), self._engine.begin() as connection:
             self._ask(connection)
             connection.execute(self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused])
             self._remove(connection, [(row_id, None) for row_id, _ in refused])
@@ -118,9 +126,11 @@ class OutboxStore:
 
     def _ask(self, connection: sa.Connection) -> None:
         """Note who is asked now. A descriptor of our own stays what it is when the connection is closed and its number goes to another one."""
-        driver = connection.connection.driver_connection
+        driver: Any = connection.connection.driver_connection
         if driver is not self._asked:
             self._keep_socket(driver)
+            if not self._is_postgres and "timeout" not in self._engine.url.query:
+                driver.execute(f"PRAGMA busy_timeout = {_SQLITE_WAIT_MS}")
 
     def _keep_socket(self, driver: Any) -> None:
         over = (AttributeError, OSError, self._engine.dialect.loaded_dbapi.Error)  # there is none, or it is closed

@@ -143,7 +143,7 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
     try:
         programs[0].start()
         first = postgres_outbox.stage_many(3)
-        until(lambda: uids(link) == first)
+        until(lambda: uids(link) == first and postgres_outbox.store.waiting()[0] == 0)
         with postgres_outbox.engine.begin() as connection:
             connection.execute(sa.text(f"ALTER ROLE {role} NOSUPERUSER"))
             connection.execute(sa.text(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"))
