@@ -15,6 +15,7 @@ from typing import Any
 
 import redis
 
+from common.clock import now_s
 from common.endpoints import check, has_moved, is_fixed, make_connection, misled
 from common.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from common.large_commands import PIECE, pieces, unsent
@@ -157,7 +158,7 @@ class Link:
     ``timeout_s``: how long nothing may move, while a command leaves and until its reply is there. So a large one may take its time over a narrow
     network. A blocking command adds its own block time. ``connections`` counts the times it connected: what was
     learned over one connection is only as good as that connection. With ``same_server`` every new connection is checked by it before
-    anything else is sent.
+    anything else is sent. ``lasted_s``: how long the replies to the last pipeline went on coming after the first of them.
     """
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
@@ -171,6 +172,7 @@ class Link:
         self._unsent = 0  # bytes of a large command that had not arrived when that was looked at last
         self._owed = 0  # replies that are under way. Whoever breaks off leaves them, and the next call connects anew
         self.connections = 0
+        self.lasted_s = 0.0
         # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
         check(url)
         self._is_fixed = is_fixed(url)
@@ -195,6 +197,7 @@ class Link:
         connection = self._connected()
         self._send(connection, connection.pack_commands(commands), len(commands))
         replies: list[Any] = []
+        first_s = 0.0
         for _ in commands:
             try:
                 replies.append(self._receive(0.0))
@@ -202,6 +205,8 @@ class Link:
                 raise
             except (NotNow, GroupMissing, CommandRefused) as refused:
                 replies.append(refused)
+            first_s = first_s or now_s()
+        self.lasted_s = now_s() - first_s
         return replies
 
     def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:

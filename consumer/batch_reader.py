@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 #: Pause before a record is looked at again whose messages are about to be acknowledged.
 _ENDING_S = 0.005
-#: Entries per call while looking for what the planned reads did not bring.
-_PAGE = 1000
 #: Records of the inbox read by one call.
 _MOST_RECORDS = 100
 #: Records that stay in the inbox while nothing must be fetched.
@@ -259,12 +257,11 @@ class BatchReader(Service):
         highest = max(self._highest, *map(rank, brought)) if brought else self._highest
         reads = plan_reads(wanted, lambda: self._keeper.held_ids().union(brought), highest) if wanted else []
         commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
-        commands.append(("EXISTS", self._keys.attempts))
         if self._untrimmed:
             commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
         bodies: dict[bytes, list[bytes] | None] = {}
-        *read_replies, any_charged = self._timed(commands, len(wanted))[: len(reads) + 1]
-        for reply in (*read_replies, any_charged):
+        any_charged, *read_replies = self._timed(commands, len(wanted) + len(brought) if wanted else 0)[: len(reads) + 1]
+        for reply in (any_charged, *read_replies):
             if isinstance(reply, Exception):
                 raise reply
         for reply in read_replies:
@@ -272,15 +269,15 @@ class BatchReader(Service):
         self._untrimmed = 0
         return bodies, self._attempts(wanted) if any_charged and wanted else {}
 
-    def _timed(self, commands: list[tuple[Arg, ...]], wanted: int) -> list[Any]:
-        """The replies; how long they took says how large the next page may be."""
-        began_s = now_s()
+    def _timed(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
+        """The replies; how long they took says how large the next page may be. Before them whether attempts are noted of anything: that comes
+        at once, and from then on the others are on their way."""
         try:
-            replies = self._link.pipeline(commands)
+            replies = self._link.pipeline([("EXISTS", self._keys.attempts), *commands])
         except ReplyUnknown:
-            self._page = next_page(self._page, wanted, None)
+            self._page = next_page(self._page, most, None)
             raise
-        self._page = next_page(self._page, wanted, now_s() - began_s)
+        self._page = next_page(self._page, most, self._link.lasted_s)
         return replies
 
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
@@ -298,15 +295,15 @@ class BatchReader(Service):
         """Find what the planned reads did not bring. Entries of records that we have not read yet are in the pending list too, and may
         lie between those wanted; only at the end of the list an id is really gone."""
         missing = sorted(rank(entry_id) for entry_id in wanted if entry_id not in bodies)
-        if not missing:
-            return
-        cursor, highest = from_rank(missing[0] - 1), missing[-1]
-        while rank(cursor) < highest:
-            page = parse_bodies(self._link.call(*read_own_command(self._keys, self._incarnation, cursor, _PAGE)))
-            if not page:
-                return
+        while missing:
+            most = self._page  # what lies between may be large too
+            _, reply = self._timed([read_own_command(self._keys, self._incarnation, from_rank(missing[0] - 1), most)], most)
+            if isinstance(reply, Exception):
+                raise reply
+            page = parse_bodies(reply)
             bodies.update(page)
-            cursor = page[-1][0]
+            last = rank(page[-1][0]) if page else missing[-1]
+            missing = [at for at in missing if at > last]
 
     def _not_ours(self, missing: set[bytes], named: dict[bytes, HandOver]) -> set[bytes]:
         """Those that the index does not have in processing with us. The pending list does not have them either: an acknowledgement of ours that
@@ -324,7 +321,9 @@ class BatchReader(Service):
     def _look_in_the_stream(self, missing: list[bytes], bodies: dict[bytes, list[bytes] | None]) -> None:
         """The last resort for what inbox and index name and the pending list does not have: the group was lost and is being made again. Only
         what the stream does not have either is gone."""
-        for reply in self._link.pipeline([range_command(self._keys.stream, entry_id) for entry_id in missing]):
+        if not missing:
+            return
+        for reply in self._timed([range_command(self._keys.stream, entry_id) for entry_id in missing], len(missing))[1:]:
             if isinstance(reply, Exception):
                 raise reply
             bodies.update(reply)

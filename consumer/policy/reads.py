@@ -15,7 +15,7 @@ from common.stream_id import from_rank, rank
 _MOST_RUNS = 16
 #: Messages that are fetched at first, and at most, by one call.
 FIRST_PAGE, _MOST_PAGE = 16, 1000
-#: A page that came faster may be followed by a larger one; one that took longer is followed by a smaller one.
+#: A page that came faster, once it began to come, may be followed by a larger one; one that took longer is followed by a smaller one.
 _FAST_S, _SLOW_S = 0.2, 1.0
 
 
@@ -27,11 +27,14 @@ class OwnRead(NamedTuple):
 
 
 def next_page(page: int, fetched: int, took_s: float | None) -> int:
-    """Most messages of the next fetch, after one of up to ``page`` that brought ``fetched``. ``took_s`` None: it was cut off.
+    """Most messages of the next fetch, after one of up to ``page`` for ``fetched`` of them (0: it was for none, and tells nothing). ``took_s``: from
+    the first byte to the last, so that a server that is far away, or busy, does not count as a narrow network. None: it was cut off.
 
-    >>> next_page(16, 16, 0.01), next_page(16, 3, 0.01), next_page(16, 16, 5.0), next_page(16, 16, None), next_page(1, 1, None)
-    (32, 16, 8, 4, 1)
+    >>> next_page(16, 16, 0.01), next_page(16, 3, 0.01), next_page(16, 16, 5.0), next_page(16, 16, None), next_page(16, 0, None)
+    (32, 16, 8, 4, 16)
     """
+    if not fetched:
+        return page
     if took_s is None:
         return max(1, min(page, fetched) // 4)
     if took_s > _SLOW_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from common.health import judge
 from common.redis_client import Link
 from consumer.batch_reader import BatchReader
 from consumer.policy.reads import FIRST_PAGE
+from master.policy.plans import NOTHING
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import plan
 from tests.proxy import Proxy
@@ -150,3 +152,59 @@ def test_a_reader_to_which_a_reply_is_on_its_way_is_not_stalled(stage: Stage) ->
     consumer.read()
     consumer.work()
     stage.check_done(T, ids)
+
+
+def test_to_redis_far_away_go_as_few_requests_as_its_bandwidth_allows(stage: Stage) -> None:
+    """How long the first byte takes says nothing of how much comes after it in short time."""
+    consumer, ids = _handed_over(stage, 400)
+    requests: list[float] = []
+
+    def far(reply: bytes) -> bytes:
+        if b"body of" in reply:
+            requests.append(now_s())
+            time.sleep(0.25)
+        return reply
+
+    with Proxy(stage.url, far) as proxy:
+        link = Link(proxy.url, "test:far")
+        reader = BatchReader(link, stage.world.keys, consumer.incarnation, consumer.keeper, consumer.lease)
+        assert reader.read(None) == len(ids)
+        link.close()
+    assert len(requests) <= 6
+    consumer.work()
+    stage.check_done(T, ids)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(stage: Stage, is_gone: bool) -> None:
+    """Entries of a record that comes meanwhile lie between those that are wanted; or one that is wanted is not pending any more. Many more are
+    behind it, which need not come with it."""
+    leader, consumer = stage.world.elect(), stage.consumer("a")
+    sent = [stage.world.send(T if number in (1, 3, 9) else b"U", b"%d-1" % number)[0] for number in (1, 2, 3, *range(9, 60))]
+    first = [sent[0], *sent[2:4]]
+    between = [entry_id for entry_id in sent if entry_id not in first]
+    leader.hand_over(NOTHING, leader.peek(100))
+    leader.hand_over(plan(consumer.incarnation, {T: first}))
+    link, asked = consumer.read_link, []
+    call, pipeline = link.call, link.pipeline
+
+    def narrow(commands):  # type: ignore[no-untyped-def]
+        asked.append(sum(int(command[command.index("COUNT") + 1]) for command in commands if command[0] == "XREADGROUP"))
+        if len(asked) == 1:
+            leader.hand_over(plan(consumer.incarnation, {b"U": between}))
+            if is_gone:
+                consumer.steps.ack({T: first[2:]}, b"", 0)
+        if asked[-1] > FIRST_PAGE:
+            link.troubles["PIPELINE"] = Trouble.REPLY_LOST
+        return pipeline(commands)
+
+    def one(*command, **settings):  # type: ignore[no-untyped-def]
+        return narrow([command])[0] if command[0] == "XREADGROUP" else call(*command, **settings)
+
+    link.pipeline, link.call = narrow, one  # type: ignore[method-assign]
+    for _ in range(10):
+        with contextlib.suppress(ReplyUnknown):
+            consumer.read()
+    assert consumer.keeper.held_ids() == {*first[: 2 if is_gone else 3], *between}, asked
+    consumer.work()
+    stage.check_done(b"U", between)
