@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.checker.history import History
+from tests.chaos.checker.safety import attempts
 from tests.chaos.checker.verdict import judge
 from tests.chaos.model import Model
 from tests.chaos.mutations import MUTATIONS, broken
@@ -68,6 +69,34 @@ def test_a_history_survives_being_written_down() -> None:
     assert History.read(text + '{"k": "star').by_kind.keys() == History.read(text).by_kind.keys()
     with pytest.raises(ValueError, match="line 1"):
         History.read("{no\n" + text)
+
+
+def _letter_after_a_start(attempts: int, *more: dict[str, object]) -> History:
+    """A message that c1 was seen to start and end once, and that is a dead letter with so many attempts."""
+    seen = {"x": "x1", "uid": "u1", "ticket": "T", "tok": 1, "who": "c1/1", "mid": "5-0", "attempt": 1}
+    return History(
+        [
+            {"k": "stream", "uid": "u1", "ticket": "T", "mid": "5-0", "t": 10},
+            {"k": "start", **seen, "t": 20},
+            {"k": "finish", "x": "x1", "ok": False, "t": 30},
+            {"k": "dlq", "uid": "u1", "mid": "5-0", "attempts": attempts, "reason": "gave_up"},
+            *more,
+        ]
+    )
+
+
+def test_a_process_that_died_may_hide_one_start() -> None:
+    hidden = {"k": "die", "who": "c2/2", "t": 40}
+    seen = [{"k": "start", "x": "x2", "uid": "u1", "ticket": "T", "tok": 2, "who": "c2/2", "mid": "5-0", "attempt": 2, "t": 35}, hidden]
+    assert not list(attempts(_letter_after_a_start(1)))
+    assert not list(attempts(_letter_after_a_start(2, hidden)))
+    for too_many in (
+        _letter_after_a_start(2),
+        _letter_after_a_start(3, hidden),
+        _letter_after_a_start(2, {**hidden, "t": 9}),  # before the message was there
+        _letter_after_a_start(3, *seen),  # what it had started is seen
+    ):
+        assert [rule for rule, _ in attempts(too_many)] == ["S8"]
 
 
 def _imported(source: str) -> set[str]:

@@ -185,7 +185,15 @@ def attempts(history: History) -> Iterator[Finding]:
         runs = [run for run in history.starts_of.get(letter["uid"], []) if run.mid == letter["mid"]]
         stored = int(letter["attempts"])
         cut = sum(run.finish is None for run in runs)
-        if stored > len(runs):
+        if stored > len(runs) + _unseen_starts(history, letter["uid"]):
             yield "S8", f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times"
         elif stored < len(runs) - cut and letter["reason"] == "attempts_exhausted" and len({run.who for run in runs}) == 1:
             yield "S8", f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times by one process"
+
+
+def _unseen_starts(history: History, uid: str) -> int:
+    """How many starts of the message there may have been of which nobody tells: a process notes a start before it calls the handler, and may die
+    before the handler has written its own record. It dies once, and where it left one that is seen, that was the last."""
+    left_seen = {run.who for run in history.starts_of.get(uid, []) if run.finish is None}
+    since = history.arrivals.get(uid, 0)
+    return sum(died > since and who not in left_seen for who, died in history.deaths.items())
