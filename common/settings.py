@@ -74,6 +74,7 @@ def _streams(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+MaybeAddress = Annotated[str, AfterValidator(lambda value: _address(value) if value else value)]
 StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]

@@ -25,7 +25,7 @@ from flask import Flask, Request, current_app, g, redirect, request
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response as AnyResponse
 
-from common.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of
+from common.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from common.problem import Problem
 
 CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
@@ -53,6 +53,12 @@ def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
     if needed is not None:
         return needed
     return Role.VIEWER if method in _SAFE else Role.OPERATOR
+
+
+def looked_at(api_token: str, viewer_token: str) -> Doorman:
+    """The doorman of a program that is only looked at: health is for everybody, the rest for whoever has a token."""
+    viewer, own = Identity(Role.VIEWER, "viewer-token"), Identity(Role.ALL, "api-token")
+    return Doorman(Credentials(fixed_tokens({"USHER_API_TOKEN": (api_token, own), "USHER_VIEWER_TOKEN": (viewer_token, viewer)})))
 
 
 def doorman() -> Doorman:

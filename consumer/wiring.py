@@ -17,7 +17,6 @@ import orjson
 from common import telemetry
 from common.bell import Bell
 from common.clock import now_s
-from common.credentials import Credentials, Identity, Role, fixed_tokens
 from common.forked import call_in_children
 from common.health import Health, judge
 from common.keys import Keys
@@ -29,7 +28,7 @@ from common.registration import NO_LOCK, Registration
 from common.scripts import ScriptRunner
 from common.service import Service
 from common.serving import url_of
-from common.web_auth import Doorman
+from common.web_auth import looked_at
 from consumer.acker import Acker
 from consumer.async_pool import AsyncPool
 from consumer.batch_pool import batch_pool
@@ -205,7 +204,9 @@ class ConsumerProgram:
         self._stopped = False
         self._metrics = Metrics()
         self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
-        self.app = create_app(_doorman(settings), self._health, self._facts, self._metrics.page, lambda: self._stopped, self._look)
+        self.app = create_app(
+            looked_at(settings.api_token, settings.viewer_token), self._health, self._facts, self._metrics.page, lambda: self._stopped, self._look
+        )
 
     def start(self, port: int, host: str) -> None:
         """Take the name lock and begin to register."""
@@ -314,13 +315,6 @@ class ConsumerProgram:
                 "dead_letters": incarnation.acker.dead_letters,
             }
         return facts
-
-
-def _doorman(settings: ConsumerSettings) -> Doorman:
-    """Health is for everybody, metrics for whoever has a token."""
-    viewer, own = Identity(Role.VIEWER, "viewer-token"), Identity(Role.ALL, "api-token")
-    given = {"USHER_API_TOKEN": (settings.api_token, own), "USHER_VIEWER_TOKEN": (settings.viewer_token, viewer)}
-    return Doorman(Credentials(fixed_tokens(given)))
 
 
 def _terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:

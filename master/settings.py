@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from common.settings import Address, CommonSettings
+from common.settings import Address, CommonSettings, MaybeAddress
 
 #: Longest life of a lead, in seconds. What lasts longer in Redis is of a clock that was set back (elector, lua/share.lua).
 LONGEST_LEASE_S = 600
@@ -68,9 +68,13 @@ class MasterSettings(CommonSettings):
 class StreamerSettings(CommonSettings):
     """Everything that can be set on a streamer."""
 
-    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"log_level", "log_format"} | {"lease_seconds", "ticket_scope"}
+    UNREAD: ClassVar[frozenset[str]] = (CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}) | {
+        "lease_seconds",
+        "ticket_scope",
+    }
 
     outbox_url: str = Field("", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db.")
+    outbox_bind: MaybeAddress = Field("", description="Where the streamer tells its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere.")
     outbox_name: str = Field("outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Names the outbox where several feed one stream.")
     outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
     outbox_row_kib: int = Field(16_384, ge=1, le=262_144, description="Largest row in KiB, all its columns together; a larger one is set aside.")

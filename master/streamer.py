@@ -26,7 +26,7 @@ from common.clock import now_s
 from common.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
 from common.keys import LogKeys
 from common.log import event
-from common.outbox.rows import FIELDS, Row, encode
+from common.outbox.rows import FIELDS, Row, encode, is_all
 from common.redis_client import SAME_MEMORY, CommandRefused, Link
 from common.scripts import ScriptRunner
 from common.service import LONGEST_PAUSE_S, Service
@@ -96,7 +96,9 @@ class Streamer(Service):
         self._sent: _Sent | None = None
         self._look_s = _FIRST_LOOK_S
         self._not_durable_logged = False
-        self.sent = 0
+        self.sent = self.refused = 0  # rows
+        #: When all that was committed had been sent, as far as anybody saw; that of one who stands by is now.
+        self.caught_up_s = now_s()
         #: When a turn last ended that failed in nothing, in Redis only, or because others use the database: the lease is held for the sake of
         #: the way there, and a standby, who has none that is better then, would send the batch once more.
         self.worked_s = now_s()
@@ -122,8 +124,12 @@ class Streamer(Service):
             return 0.0
         epoch = self._lead.epoch
         if epoch is None:
+            self.caught_up_s = now_s()
             return _STANDBY_S
-        batch = encode(self._outbox.batch(self._most))
+        looked_s = now_s()
+        most = self._most
+        rows = self._outbox.batch(most)
+        batch = encode(rows)
         if not batch.ids and not batch.refused:
             return self._nothing()
         self._look_s = _FIRST_LOOK_S
@@ -136,6 +142,8 @@ class Streamer(Service):
             self._set_aside(batch.refused)
         if self._sent is not None:
             self._finish(self._sent)
+        if self._sent is None and is_all(rows, most):
+            self.caught_up_s = looked_s
         return 0.0
 
     def emit(self, epoch: int, values: list[bytes]) -> bool:
@@ -156,6 +164,7 @@ class Streamer(Service):
 
     def _set_aside(self, refused: list[tuple[int, str]]) -> None:
         self._outbox.set_aside(refused)
+        self.refused += len(refused)
         for row_id, reason in refused:
             event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
 
@@ -208,6 +217,7 @@ class Streamer(Service):
 
     def _nothing(self) -> float:
         """The outbox is empty: look again soon, then ever later; a bell, where there is one, cuts the wait short."""
+        self.caught_up_s = now_s()
         wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._pace.poll_s)
         return min(wait_s, self._pace.poll_s)
 

@@ -42,45 +42,45 @@ class StreamerProgram:
             store.close()
             raise
         keys = LogKeys(settings.one_stream, settings.outbox_name)
-        self._lead = lead = Lead()
+        self.lead = lead = Lead()
         self._identity = store.identity
         self._warned = False
         self._store = store
         # An idle streamer makes a turn in time to hold its lease.
         poll_s = min(settings.outbox_poll_seconds, settings.outbox_lease_seconds / _TURNS_PER_LEASE)
         pace = Pace(settings.outbox_batch, poll_s, settings.outbox_wait_replicas, settings.outbox_wait_aof)
-        self._streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
+        self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
         lease_ms = int(settings.outbox_lease_seconds * 1000)
         elect_link = Link(redis_url, "streamer:elect", max(0.2, settings.outbox_lease_seconds / 3))
         self._elector = Elector(elect_link, keys, lead, f"{platform.node()}:{os.getpid()}:{store.identity}", lease_ms, self._works)
         lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
         bell = store.bell()
-        self._services: list[Service] = [self._streamer, *([BellRinger(bell, self._streamer)] if bell else []), self._elector]
+        self.services: list[Service] = [self.streamer, *([BellRinger(bell, self.streamer)] if bell else []), self._elector]
         event(log, "streamer_starts", stream=settings.one_stream, database=store.dialect, bell=bell is not None)
 
     def start(self) -> None:
-        for service in self._services:
+        for service in self.services:
             service.start()
 
     def stop(self) -> None:
         """The work first, then the lease, so that another streamer goes on at once."""
         self._stopping = True
-        for service in self._services[:-1]:
+        for service in self.services[:-1]:
             service.stop()
-        for service in self._services[:-1]:
+        for service in self.services[:-1]:
             service.join(_JOIN_S)
         self._elector.stop()
         self._elector.join(_JOIN_S)
-        event(log, "streamer_stopped", sent=self._streamer.sent)
+        event(log, "streamer_stopped", sent=self.streamer.sent)
 
     @property
     def alive(self) -> bool:
         """Whether every thread runs; a supervisor starts a program anew whose thread has died."""
-        return all(service.alive for service in self._services)
+        return all(service.alive for service in self.services)
 
     def _lead_changed(self) -> None:
-        self._streamer.wake()
-        leader = self._lead.leader_url
+        self.streamer.wake()
+        leader = self.lead.leader_url
         if leader is not None and leader.rpartition(":")[2] != self._identity and not self._warned:
             self._warned = True
             do = "give each outbox of this stream a USHER_OUTBOX_NAME of its own"
@@ -90,12 +90,12 @@ class StreamerProgram:
         """Whether the streamer makes progress: the lease is extended only then, so that where its database fails it another one streams that
         has a better way there. While it stops, the last batch keeps the lease."""
         lease_s, now = self._settings.outbox_lease_seconds, now_s()
-        silent_s = now - (self._streamer.last_turn_s or now)
+        silent_s = now - (self.streamer.last_turn_s or now)
         if silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s) and self._store.interrupt():
             event(
                 log, "outbox_does_not_answer", level=logging.WARNING, silent_s=round(silent_s, 1), do="its connection is ended, and another one made"
             )
-        return self._stopping or (self._streamer.alive and now - self._streamer.worked_s < lease_s)
+        return self._stopping or (self.streamer.alive and now - self.streamer.worked_s < lease_s)
 
 
 def _check_waitaof(link: Link) -> None:

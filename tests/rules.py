@@ -29,7 +29,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "flask": ("common/web.py", "common/web_*.py", "common/problem.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
     "werkzeug": ("common/web.py", "common/web_auth.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
     "itsdangerous": ("common/web_auth.py",),
-    "prometheus_client": ("common/metrics.py", "master/metrics.py", "consumer/metrics.py"),
+    "prometheus_client": ("common/metrics.py", "master/metrics.py", "master/streamer_metrics.py", "consumer/metrics.py"),
     "gunicorn": ("common/serving.py", "common/serving_worker.py", "common/serving_sockets.py", "common/serving_wsgi.py"),
     # An extra: only imported where somebody else has imported it before.
     "opentelemetry": ("common/telemetry.py",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from common.errors import MessageUndecodable
@@ -10,6 +10,8 @@ from common.message import check_ticket
 
 #: As long as a ticket id may be: it travels as far.
 LONGEST_UID = 256
+#: Bytes after which a batch ends, by the row that goes beyond.
+BATCH_BYTES = 4 * 1024 * 1024
 #: Fields of a message behind the ticket's, whose name is a setting.
 FIELDS = ("uid", "action", "object", "data")
 
@@ -38,6 +40,16 @@ class Batch(NamedTuple):
     def names(self) -> list[tuple[int, str]]:
         """(id, uid) of each row that became a message."""
         return [(row_id, uid.decode()) for row_id, uid in zip(self.ids, self.values[1 :: 1 + len(FIELDS)], strict=True)]
+
+
+def is_all(rows: Sequence[Row], count: int) -> bool:
+    """Whether a batch of up to ``count`` rows is all there was. What has much less than fits was not cut off; the database, which cuts off before it
+    unpacks the rows, counts some bytes more than we do.
+
+    >>> is_all([Row(7, "u", "42", "create", "ride", "{}", 2)], 2), is_all([Row(7, "u", "42", "create", "ride", "{}", 2)], 1), is_all([], 1)
+    (True, False, True)
+    """
+    return len(rows) < count and sum(row.size for row in rows) < BATCH_BYTES // 2
 
 
 def encode(rows: Iterable[Row]) -> Batch:

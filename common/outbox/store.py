@@ -15,13 +15,11 @@ from typing import Any
 from common.errors import SqlBusy, SqlTrouble
 from common.log import event
 from common.outbox.database import check_schema, migrate, open_engine, sa, sql_trouble
-from common.outbox.rows import Row
+from common.outbox.rows import BATCH_BYTES, Row
 from common.outbox.sql_files import queries
 
 log = logging.getLogger(__name__)
 
-#: What a batch may hold in bytes, and the row that goes beyond.
-BATCH_BYTES = 4 * 1024 * 1024
 #: How long the one write lock of SQLite is waited for: a lease shall not end meanwhile. As lock_timeout in queries.sql.
 _SQLITE_WAIT_MS = 500
 _CHANNEL = "usher_outbox"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from common.commands.signals import StopRequest
+from common.credentials import check_reach
 from common.errors import SqlTrouble, StartRefused, UsherError
 from common.log import configure
 from common.outbox.sql_files import DIALECTS, schema
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from master.streamer_wiring import StreamerProgram
 
 _LOOK_S = 0.5
+_BIND = "USHER_OUTBOX_BIND"
+#: As long as its parts may take to end.
+_STOP_S = 12.0
 
 
 @click.command(
@@ -44,6 +49,9 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
         configure("streamer", settings.log_level, settings.log_format, settings.secrets)
         if migrate or waiting:
             sys.exit(_looked(settings, migrate))
+        if settings.outbox_bind:
+            _serve(settings)
+            return
         from master.streamer_wiring import StreamerProgram
 
         redis_url = resolve_redis_url(settings)
@@ -53,6 +61,19 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
         click.echo(f"usher streamer: {refused}", err=True)
         sys.exit(2)
     sys.exit(run(program))
+
+
+def _serve(settings: StreamerSettings) -> None:
+    """Until a signal comes, with health and metrics over HTTP."""
+    from common.serving import Certificate, check_address, leave, serve
+    from master.streamer_web import ServedStreamer
+
+    check_reach(settings.outbox_bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
+    check_address(settings.outbox_bind, _BIND)
+    redis_url = resolve_redis_url(settings)
+    check_at_start(redis_url)
+    program = partial(ServedStreamer, settings, redis_url, lambda why: leave(why=why))
+    serve(program, settings.outbox_bind, "streamer", _STOP_S, _BIND, certificate=Certificate(settings.tls_cert, settings.tls_key))
 
 
 def run(program: StreamerProgram) -> int:

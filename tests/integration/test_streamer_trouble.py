@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from common.embedded import EmbeddedRedis
 from common.errors import NotNow, RedisTrouble, SqlTrouble
 from common.outbox.database import open_engine
-from common.outbox.store import BATCH_BYTES, OutboxStore
+from common.outbox.rows import BATCH_BYTES
+from common.outbox.store import OutboxStore
 from common.outbox.writer import LogRecord
 from common.redis_client import CommandRefused, Link
 from master import streamer, streamer_wiring
@@ -217,7 +218,7 @@ def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease
             holder.execute(sa.text("SELECT id FROM staged_log_records LIMIT 1 FOR UPDATE"))
             for program in programs:
                 program.start()
-            until(lambda: len(uids(link)) > 3 or sum(program._streamer.failed_turns for program in programs) >= 5)
+            until(lambda: len(uids(link)) > 3 or sum(program.streamer.failed_turns for program in programs) >= 5)
         until(lambda: postgres_outbox.store.waiting()[0] == 0)
         assert uids(link) == written
         assert "lead_not_extended" not in caplog.text
@@ -286,7 +287,7 @@ def test_an_idle_streamer_looks_often_enough_to_hold_its_lease(sqlite_outbox: Ou
     program = _program(sqlite_outbox.url, redis_url, outbox_poll_seconds=60)
     try:
         program.start()
-        until(lambda: program._streamer.turns >= 12)
+        until(lambda: program.streamer.turns >= 12)
         written = sqlite_outbox.stage_many(3)
         until(lambda: uids(link) == written)
         assert program._elector.elections == 1

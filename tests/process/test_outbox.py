@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -13,8 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import requests
 import sqlalchemy as sa
+from prometheus_client.parser import text_string_to_metric_families
 
+from common.commands.local import quiet_port
 from common.outbox.log_consumer import LogConsumer
 from common.redis_client import Link
 from tests.commands import usher
@@ -169,3 +173,63 @@ def test_tables_that_cannot_be_made_are_told_in_one_line(
         with engine.begin() as connection:
             connection.execute(sa.text(f"DROP ROLE {role}"))
         engine.dispose()
+
+
+def _told(url: str) -> tuple[int, dict[str, object], dict[str, float]]:
+    """Status and body of the health page, and the metrics without labels."""
+    health = requests.get(f"{url}/api/health", timeout=5)
+    page = requests.get(f"{url}/metrics", timeout=5).text
+    families = text_string_to_metric_families(page)
+    return health.status_code, health.json(), {one.name: one.value for family in families for one in family.samples if not one.labels}
+
+
+def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(redis_url: str, tmp_path: Path, folder: Path) -> None:
+    """Two of them; the first one's database fails, then it is killed, and the other one goes on."""
+    outbox = made_outbox(f"sqlite:///{tmp_path / 'outbox.db'}")
+    ports = quiet_port(2, random.Random())
+    urls = [f"http://127.0.0.1:{ports + number}" for number in range(2)]
+    given = environ_for(folder) | {"USHER_REDIS_URL": redis_url, "USHER_OUTBOX_URL": outbox.url, "USHER_OUTBOX_LEASE_SECONDS": "1"}
+    with contextlib.ExitStack() as stack:
+        programs = []
+
+        def start(url: str) -> None:
+            words = [*USHER, "streamer", "--outbox-bind", url.removeprefix("http://")]
+            programs.append(stack.enter_context(subprocess.Popen(words, cwd=folder, env=given)))
+            stack.callback(programs[-1].kill)
+            until(lambda: _answers(url), f"{url} does not answer", 30)
+
+        start(urls[0])
+        outbox.stage_many(5)
+        with outbox.engine.begin() as connection:
+            connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('refused', '', 'a', 'o')"))
+        until(lambda: _told(urls[0])[1]["sent"] == 5, "not sent", 20)
+        until(lambda: _told(urls[0])[1]["refused"] == 1, "not refused", 20)
+        start(urls[1])
+        status, health, metrics = _told(urls[1])
+        assert (status, health["role"], health["streams"], health["behind_seconds"]) == (200, "streamer", False, 0.0)
+        assert (metrics["usher_outbox_streams"], metrics["usher_outbox_behind_seconds"]) == (0, 0)
+        status, health, metrics = _told(urls[0])
+        assert (status, health["streams"], metrics["usher_outbox_streams"]) == (200, True, 1)
+        assert (metrics["usher_outbox_sent_rows_total"], metrics["usher_outbox_refused_rows_total"]) == (5, 1)
+        assert metrics["usher_outbox_behind_seconds"] < 2
+
+        with outbox.engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE staged_log_records RENAME TO elsewhere"))
+        until(lambda: any(_told(url)[0] == 503 for url in urls), "nobody says that the database fails", 20)
+        [reason] = next(told["reasons"] for status, told, _ in map(_told, urls) if status == 503)  # type: ignore[misc]
+        assert reason == "stream: OperationalError; the log says more"
+        with outbox.engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE elsewhere RENAME TO staged_log_records"))
+
+        programs[0].kill()
+        outbox.stage_many(7)
+        until(lambda: outbox.store.waiting()[0] == 0, "the other one does not go on", 30)
+        for program in programs[1:]:
+            program.terminate()
+            assert program.wait(20) == 0
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(requests.ConnectionError):
+        return requests.get(f"{url}/api/health/live", timeout=5).ok
+    return False
