@@ -116,7 +116,9 @@ class CommonSettings(BaseModel):
     ticket_field: str = Field("ticket_id", min_length=1, max_length=128, description="Message field that names the ticket.")
     lease_seconds: float = Field(10.0, ge=0.5, le=LONGEST_OWNER_LEASE_S, description="Life of a consumer's lease; it is renewed every third of it.")
     api_token: str = Field("", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none.")
-    viewer_token: str = Field("", description="Bearer token with which one may look and nothing else, at masters and at consumers. Empty: none.")
+    viewer_token: str = Field(
+        "", description="Bearer token with which one may look and nothing else, at masters, consumers and streamers. Empty: none."
+    )
     tls_cert: Path | None = Field(None, description="Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP.")
     tls_key: Path | None = Field(None, description="Its private key (PEM), if that is not in the same file.")
     tls_ca: Path | None = Field(None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's.")

@@ -41,6 +41,7 @@ class Lead:
         self._lock = threading.Lock()
         self._epoch: int | None = None
         self._doubted = False
+        self._until_s = 0.0
         self._leader_url: str | None = None
         self.on_change: Callable[[], None] = lambda: None  # what we know has changed
         self.on_doubt: Callable[[], None] = lambda: None  # an election is due
@@ -56,6 +57,13 @@ class Lead:
         """Whether we hold the lead, doubted or not."""
         with self._lock:
             return self._epoch is not None
+
+    @property
+    def holds(self) -> bool:
+        """Whether we hold the lead and its lease still runs, by our clock and from the moment at which it was asked for: if not, another one may lead
+        of whom we have not heard."""
+        with self._lock:
+            return self._epoch is not None and now_s() < self._until_s
 
     @property
     def leader_url(self) -> str | None:
@@ -82,6 +90,10 @@ class Lead:
     def _held(self) -> tuple[int | None, bool]:
         with self._lock:
             return self._epoch, self._doubted
+
+    def _extended(self, until_s: float) -> None:
+        with self._lock:
+            self._until_s = until_s
 
     def _set(self, epoch: int | None, leader_url: str | None) -> None:
         with self._lock:
@@ -141,15 +153,17 @@ class Elector(Service):
                 self._elect(succeed)
             return min(_STANDBY_LOOK_S, self._lease_ms / 3000)
         if self._works():
+            until_s = now_s() + self._lease_ms / 1000
             if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
                 event(log, "lead_lost", epoch=epoch)
                 self._lead.lost(epoch)
                 return 0.0
+            self._lead._extended(until_s)
         else:
             if self._not_extended != epoch:
                 event(log, "lead_not_extended", level=logging.WARNING, epoch=epoch, why="the work that it is held for makes no progress")
             self._not_extended = epoch
-        return self._lease_ms / 3000
+        return min(self._lease_ms, 1000 * self.stalls_after_s) / 3000  # a lease may be longer than health waits for a turn
 
     def _free(self) -> str | None:
         """None: somebody else holds the lead. Else the epoch to succeed, "" for none. One plain look, because a standby looks twice a second for as
@@ -183,6 +197,7 @@ class Elector(Service):
             event(log, "stands_by", leader=url, stream=self._keys.stream, **facts)
 
     def _elect(self, succeed: str) -> None:
+        until_s = now_s() + self._lease_ms / 1000
         reply = self._scripts.run("elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed))
         if reply[0] == b"HELD":
             epoch, _, holder = reply[1].decode().partition(" ")
@@ -198,6 +213,7 @@ class Elector(Service):
         epoch = int(reply[1])
         self._told_of = ""
         event(log, "elected", epoch=epoch, stream=self._keys.stream)
+        self._lead._extended(until_s)
         self._lead._set(epoch, self._url)
 
     def _damp(self) -> None:

@@ -97,7 +97,7 @@ class Streamer(Service):
         self._look_s = _FIRST_LOOK_S
         self._not_durable_logged = False
         self.sent = self.refused = 0  # rows
-        #: When all that was committed had been sent, as far as anybody saw; that of one who stands by is now.
+        #: When a look last found no more than it sent; that of one who stands by is now.
         self.caught_up_s = now_s()
         #: When a turn last ended that failed in nothing, in Redis only, or because others use the database: the lease is held for the sake of
         #: the way there, and a standby, who has none that is better then, would send the batch once more.
@@ -124,7 +124,8 @@ class Streamer(Service):
             return 0.0
         epoch = self._lead.epoch
         if epoch is None:
-            self.caught_up_s = now_s()
+            if not self._lead.is_ours:  # who doubts its epoch has its rows still to send
+                self.caught_up_s = now_s()
             return _STANDBY_S
         looked_s = now_s()
         most = self._most

@@ -8,25 +8,29 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from common.clock import now_s
-from common.metrics import counter, gauge, service_metrics
+from common.metrics import counters, gauges, service_metrics
 
 if TYPE_CHECKING:
     from master.streamer_wiring import StreamerProgram
 
 
 def behind_s(program: StreamerProgram) -> float:
-    """For how long rows have been waiting, as far as this streamer knows; 0 for one that stands by."""
-    return max(0.0, now_s() - program.streamer.caught_up_s) if program.lead.is_ours else 0.0
+    """Seconds since a look at the outbox last found no more than was sent then; 0 for who stands by, or cannot know whether it leads."""
+    return max(0.0, now_s() - program.streamer.caught_up_s) if program.lead.holds else 0.0
 
 
-def streamer_metrics(program: StreamerProgram) -> Iterable[Metric]:
-    """A source for ``common.metrics.Metrics``."""
+def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:
+    """A source for ``common.metrics.Metrics``; ``outbox``: its name."""
     streamer = program.streamer
-    yield gauge("outbox_streams", "1 for the streamer that sends, 0 for one that stands by.", program.lead.is_ours)
-    yield counter("outbox_sent_rows", "Rows that became messages and left the outbox.", streamer.sent)
-    yield counter(
-        "outbox_refused_rows", "Rows that could become no message and were set aside, with the reason, in refused_log_records.", streamer.refused
-    )
-    text = "Since all that was committed had been sent; what was committed since waits. An empty outbox is looked at every USHER_OUTBOX_POLL_SECONDS."
-    yield gauge("outbox_behind_seconds", text, behind_s(program))
+
+    def told(value: float) -> dict[str, float]:
+        return {outbox: value}
+
+    text = "1 for the streamer that sends. 0 for one that stands by, and when its lease has ended: it does not reach Redis, or its database fails."
+    yield gauges("outbox_streams", text, "outbox", told(program.lead.holds))
+    yield counters("outbox_sent_rows", "Rows that became messages and left the outbox.", "outbox", told(streamer.sent))
+    text = "Rows that could become no message and were set aside, with the reason, in refused_log_records."
+    yield counters("outbox_refused_rows", text, "outbox", told(streamer.refused))
+    text = "Since the outbox was last sent to its end; an empty one is looked at every USHER_OUTBOX_POLL_SECONDS. A new leader begins with 0."
+    yield gauges("outbox_behind_seconds", text, "outbox", told(behind_s(program)))
     yield from service_metrics(program.services)

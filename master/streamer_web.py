@@ -18,6 +18,7 @@ from master.streamer_metrics import behind_s, streamer_metrics
 from master.streamer_wiring import StreamerProgram
 
 _LOOK_S = 1.0
+_ANOTHER = "an outbox of another database is streamed under this name: give each a USHER_OUTBOX_NAME of its own"
 
 
 class ServedStreamer:
@@ -29,7 +30,7 @@ class ServedStreamer:
         self._watch = _Watch(self._program, leave)
         self._stopped = False
         metrics = Metrics()
-        metrics.add(lambda: streamer_metrics(self._program))
+        metrics.add(lambda: streamer_metrics(self._program, settings.outbox_name))
         self.app = web.create_app(__name__, looked_at(settings.api_token, settings.viewer_token), max_body=0)
         web.add_health(self.app, self._health, self._facts, lambda: self._stopped)
         web.add_metrics(self.app, metrics.page)
@@ -45,7 +46,9 @@ class ServedStreamer:
 
     def _health(self) -> Health:
         """One that stands by is well. What a database says may name hosts and users; that is for the log, and this page for everybody."""
-        return judge(map(_Discreet, self._program.services), now_s())
+        program = self._program
+        health = judge(map(_Discreet, program.services), now_s())
+        return Health((*health.reasons, _ANOTHER)) if program.another_leads else health
 
     def _facts(self) -> dict[str, Any]:
         program, settings = self._program, self._settings
@@ -53,7 +56,7 @@ class ServedStreamer:
             "role": "streamer",
             "name": settings.outbox_name,
             "stream": settings.one_stream,
-            "streams": program.lead.is_ours,
+            "streams": program.lead.holds,
             "sent": program.streamer.sent,
             "refused": program.streamer.refused,
             "behind_seconds": round(behind_s(program), 1),

@@ -50,6 +50,7 @@ class StreamerProgram:
         poll_s = min(settings.outbox_poll_seconds, settings.outbox_lease_seconds / _TURNS_PER_LEASE)
         pace = Pace(settings.outbox_batch, poll_s, settings.outbox_wait_replicas, settings.outbox_wait_aof)
         self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
+        self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * poll_s)
         lease_ms = int(settings.outbox_lease_seconds * 1000)
         elect_link = Link(redis_url, "streamer:elect", max(0.2, settings.outbox_lease_seconds / 3))
         self._elector = Elector(elect_link, keys, lead, f"{platform.node()}:{os.getpid()}:{store.identity}", lease_ms, self._works)
@@ -78,13 +79,18 @@ class StreamerProgram:
         """Whether every thread runs; a supervisor starts a program anew whose thread has died."""
         return all(service.alive for service in self.services)
 
+    @property
+    def another_leads(self) -> bool:
+        """Whether a streamer of another database leads under our outbox' name, so that ours is never sent."""
+        leader = self.lead.leader_url
+        return leader is not None and leader.rpartition(":")[2] != self._identity
+
     def _lead_changed(self) -> None:
         self.streamer.wake()
-        leader = self.lead.leader_url
-        if leader is not None and leader.rpartition(":")[2] != self._identity and not self._warned:
+        if self.another_leads and not self._warned:
             self._warned = True
             do = "give each outbox of this stream a USHER_OUTBOX_NAME of its own"
-            event(log, "another_outbox_leads", level=logging.ERROR, name=self._settings.outbox_name, leader=leader, do=do)
+            event(log, "another_outbox_leads", level=logging.ERROR, name=self._settings.outbox_name, leader=self.lead.leader_url, do=do)
 
     def _works(self) -> bool:
         """Whether the streamer makes progress: the lease is extended only then, so that where its database fails it another one streams that

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 _BIND = "USHER_OUTBOX_BIND"
 #: As long as its parts may take to end.
-_STOP_S = 12.0
+_STOP_S = 16.0
 
 
 @click.command(

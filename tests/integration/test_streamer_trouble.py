@@ -127,9 +127,13 @@ def test_what_redis_refuses_for_another_reason_is_told_and_not_sent_again_and_ag
 # ---- the database ----------------------------------------------------------------------------------------------------------------
 
 
-def _program(url: str, redis_url: str, **settings: object) -> StreamerProgram:
+def _program_settings(url: str, **settings: object) -> StreamerSettings:
     wanted = {"outbox_url": url, "ticket_stream": STREAM, "outbox_lease_seconds": 1.0} | settings
-    return StreamerProgram(StreamerSettings(**wanted), redis_url)  # type: ignore[arg-type]
+    return StreamerSettings(**wanted)  # type: ignore[arg-type]
+
+
+def _program(url: str, redis_url: str, **settings: object) -> StreamerProgram:
+    return StreamerProgram(_program_settings(url, **settings), redis_url)
 
 
 def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way_there(
