@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -55,6 +56,7 @@ def pooler(postgres_outbox: Outbox, tmp_path_short: Path) -> Iterator[str]:
     server.listen()
     threading.Thread(target=_serve, args=(server, f"{url.query['host']}/.s.PGSQL.5432"), daemon=True).start()
     yield url.update_query_dict({"host": str(tmp_path_short)}).render_as_string(hide_password=False)
+    server.shutdown(socket.SHUT_RDWR)  # ends the wait for who comes next; to close it would not
     server.close()
 
 
@@ -64,19 +66,28 @@ def _serve(server: socket.socket, behind: str) -> None:
             client = server.accept()[0]
         except OSError:
             return
-        to = socket.socket(socket.AF_UNIX)
+        threading.Thread(target=_join, args=(client, behind), daemon=True).start()
+
+
+def _join(client: socket.socket, behind: str) -> None:
+    """Until both ends are through."""
+    with client, socket.socket(socket.AF_UNIX) as to:
         to.connect(behind)
-        for one, other in ((client, to), (to, client)):
-            threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+        back = threading.Thread(target=_pass_on, args=(to, client), daemon=True)
+        back.start()
+        _pass_on(client, to)
+        back.join()
 
 
 def _pass_on(one: socket.socket, other: socket.socket) -> None:
     try:
         while octets := one.recv(65_536):
             other.sendall(re.sub(rb"K\0\0\0\x0c....", b"K\0\0\0\x0c\0\0\0\x07", octets, count=1, flags=re.DOTALL))
-        other.shutdown(socket.SHUT_WR)
     except OSError:
         pass
+    for sock in (one, other):
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)  # who waits at the other end is told; it is closed by whoever opened it
 
 
 def test_a_bell_behind_a_pooler_does_not_listen_and_says_so_once(postgres_outbox: Outbox, pooler: str, caplog: pytest.LogCaptureFixture) -> None:
