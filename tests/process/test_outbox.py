@@ -188,7 +188,7 @@ def _told(url: str) -> tuple[int, dict[str, object], dict[str, float]]:
 
 
 def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(redis_url: str, tmp_path: Path, folder: Path) -> None:
-    """Two of them; the first one's database fails, then it is killed, and the other one goes on."""
+    """Two of them, of one database, which fails for a while; then the first one is killed, and the other one goes on."""
     outbox = made_outbox(f"sqlite:///{tmp_path / 'outbox.db'}")
     ports = quiet_port(2, random.Random())
     urls = [f"http://127.0.0.1:{ports + number}" for number in range(2)]
